@@ -6,7 +6,7 @@
 
 VENV    := .venv
 PYTHON  := $(VENV)/bin/python
-EXTRAS  := dev,atari,box2d,export,metta,minatar,mujoco,pettingzoo,sweep,wandb
+EXTRAS  := dev,atari,board,box2d,export,metta,minatar,mujoco,pettingzoo,sweep,trackio,wandb
 
 # The interpreter: the first that runs, can make a virtual environment, and that the pins in constraints.txt have wheels for.
 # Python 3.13 comes last, as there is no MettaGrid for it: its tests are skipped there.

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "threads": {"cpu"},
     "devices": {"errors"},
     "kernels": {"devices"},
-    "losses": set(),
+    "losses": {"devices"},
     "recipes": set(),
     "envs": {"errors", "formatting", "compiled"},
     "config": {"errors", "formatting", "kinds", "sizes", "recipes", "envs", "schedules"},
@@ -59,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     "fast": {"devices", "compiled", "threads", "losses", "envs", "policies", "rollout", "sizes", "learners"},
     "replay": {"devices", "errors", "formatting", "durable", "compiled", "envs"},
     "data": {"errors", "formatting", "safe_read", "durable", "replay"},
-    "rewards": {"devices", "compiled", "envs", "policies", "data"},
+    "rewards": {"errors", "devices", "compiled", "envs", "policies", "data"},
     "rollout": {"errors", "devices", "envs", "vector"},
     "learners": {"errors", "devices", "schedules", "kernels", "envs", "config", "vector", "policies", "replay"},
     "report": {"errors", "kinds", "formatting", "safe_read", "durable", "envs", "config", "record", "store", "planner"},
@@ -94,6 +94,7 @@ ALLOWED: dict[str, set[str]] = {
         "report",
     },
     "bench": {
+        "rewards",
         "errors",
         "devices",
         "kinds",
@@ -143,7 +144,22 @@ ALLOWED: dict[str, set[str]] = {
         "trainers",
         "experiments",
     },
+    "board": {
+        "errors",
+        "formatting",
+        "cpu",
+        "safe_read",
+        "durable",
+        "envs",
+        "config",
+        "record",
+        "store",
+        "report",
+        "trainers",
+        "sweep",
+    },
     "cli": {
+        "board",
         "devices",
         "record",
         "errors",
@@ -282,6 +298,7 @@ LIGHT = [
     ["recipes"],
     ["--help"],
     ["lake", "--help"],
+    ["board", "--help"],
 ]
 
 

@@ -15,6 +15,10 @@ LAZY_PATH = re.compile(r"(millpond(?:\.\w+)+):\w+")  # as in the table of kinds
 
 # Short modules with one importer that are a concept of their own, each with the reason.
 CONCEPTS: dict[str, str] = {
+    "millpond.board.machine": "measures the machine, apart from what is served",
+    "millpond.board.sweeps": "reads a sweep, apart from what is served",
+    "millpond.cli.board": "a command, like its siblings",
+    "millpond.trainers.common.videos": "a callback; it imports play, which imports the session that adds it",
     "millpond.planner.ppo.purposes": "the text of settings, apart from the tables of a comparison",
     "millpond.cli.export": "a command, like its siblings",
     "millpond.cli.app": "the commands in one list, which --help prints",
@@ -23,8 +27,10 @@ CONCEPTS: dict[str, str] = {
     "millpond.config.algorithm_rules": "rules of the algorithm, beside those of sizes in config.ppo",
     "millpond.report.comparison_picture": "drawing, apart from what is drawn; imports matplotlib",
     "millpond.config.draft": "loads what no command may run, apart from what loads recipes",
+    "millpond.devices.live_memory": "memory in use, apart from the device that it is measured on",
     "millpond.devices.kernels": "how a fused kernel is chosen and counted, apart from the cores that use it",
     "millpond.replay.ring_view": "the records of a ring without a copy, apart from how they are drawn",
+    "millpond.devices.live_memory": "bytes in use, apart from what the device computes",
     "millpond.devices.streams": "streams of any device, apart from what is copied on them",
     "millpond.experiments.mixture_budget": "of one kind of recipe, which nothing else asks for",
     "millpond.experiments.page": "the page, apart from what it shows",

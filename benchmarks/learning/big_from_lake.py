@@ -63,7 +63,9 @@ def learn(lake: Lake, spec: Any, hidden: int, config: DQNConfig, updates: int, s
     generator, rng = torch.Generator().manual_seed(1_000 + seed), np.random.default_rng(seed)
 
     def initial(reset: int) -> QNetwork:
-        return build_q_network(spec.observation, spec.action, hidden_size=hidden, generator=generator)
+        return build_q_network(
+            spec.observation, spec.action, hidden_size=hidden, quantiles=config.quantiles or 1, generator=generator
+        )
 
     dqn = DQN(initial(0), config, total_updates=updates, compiled=fast.dqn_updates, initial=initial)
     pond = Pond.init(lake.schema, sum(lake.view(name).num_records for name in lake.streams))

@@ -2,8 +2,9 @@
 
     puffer_side.py SETTINGS.json WEIGHTS.pt SEED
 
-The network is Millpond's plain policy, imported from this repository, with the weights that Millpond's run began with. The
-trainer, its vectors, its buffers, its advantage function and its losses are PufferLib's, unchanged.
+The network is Millpond's plain policy, imported from this repository, with the weights that Millpond's run began with; in
+`forage-bytes` it is PufferLib's own. The trainer, its vectors, its buffers, its advantage function and its losses are
+PufferLib's, unchanged.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import gymnasium
 import numpy as np
+import pufferlib.models
 import pufferlib.vector
 import torch
 from pufferlib import PufferEnv
@@ -28,7 +30,6 @@ from pufferlib.pufferl import PuffeRL
 
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.policies import build_policy
-from millpond.policies.custom import load_policy_factory
 
 SETTINGS = json.loads(Path(sys.argv[1]).read_text()) if sys.argv[1].endswith(".json") else {}
 
@@ -98,6 +99,21 @@ class SameNetwork(torch.nn.Module):
         return numbers[..., :-1].flatten(0, 1), numbers[..., -1].contiguous()
 
 
+def same_network():
+    seen, actions = SETTINGS["observation"], SETTINGS["actions"]
+    observation = ObservationSpec.single(tuple(seen["shape"]), seen["dtype"], seen["kind"], **seen["limits"])
+    policy = build_policy(observation, ActionSpec.discrete(actions), core="lstm", hidden_size=SETTINGS["hidden_size"])
+    policy.load_state_dict(torch.load(sys.argv[2], weights_only=True))
+    return SameNetwork(policy)
+
+
+def own_network(vector):
+    """Return PufferLib's default policy with an LSTM, with initial weights of its own."""
+    env, size = vector.driver_env, SETTINGS["hidden_size"]
+    base = pufferlib.models.Default(env, hidden_size=size)
+    return pufferlib.models.LSTMWrapper(env, base, input_size=size, hidden_size=size)
+
+
 def main():
     seed = int(sys.argv[3])
     torch.manual_seed(seed)
@@ -106,11 +122,7 @@ def main():
     else:
         serial = {"backend": pufferlib.vector.Serial, "num_envs": SETTINGS["num_envs"], "seed": 1_000 * seed}
         vector = pufferlib.vector.make(make_forage, **serial)
-    seen, actions = SETTINGS["observation"], SETTINGS["actions"]
-    observation = ObservationSpec.single(tuple(seen["shape"]), seen["dtype"], seen["kind"], **seen["limits"])
-    build = load_policy_factory(SETTINGS["network"]) if SETTINGS["network"] else build_policy
-    policy = build(observation, ActionSpec.discrete(actions), core="lstm", hidden_size=SETTINGS["hidden_size"])
-    policy.load_state_dict(torch.load(sys.argv[2], weights_only=True))
+    network = own_network(vector) if SETTINGS["network"] else same_network()
     batch = SETTINGS["batch"]
     config = {
         "env": SETTINGS["world"],
@@ -140,7 +152,7 @@ def main():
     PuffeRL.print_dashboard = PuffeRL.mean_and_log = lambda *_, **__: None
     PuffeRL.save_checkpoint = lambda *_, **__: ""
     real_stdout, sys.stdout = sys.stdout, open(os.devnull, "w")  # noqa: SIM115
-    trainer = PuffeRL(config, vector, SameNetwork(policy))
+    trainer = PuffeRL(config, vector, network)
     levels, began = [], time.perf_counter()
     for _ in range(SETTINGS["iterations"]):
         trainer.stats.clear()

@@ -115,7 +115,18 @@ def test_doctor() -> None:
     assert found["libraries"]["torch"] == importlib.metadata.version("torch")
     assert found["cores"] >= 1
     assert found["devices"][0].startswith("cpu")
-    assert set(found["extras"]) == {"atari", "box2d", "metta", "minatar", "mujoco", "pettingzoo", "wandb", "dev"}
+    assert set(found["extras"]) == {
+        "atari",
+        "board",
+        "box2d",
+        "metta",
+        "minatar",
+        "mujoco",
+        "pettingzoo",
+        "trackio",
+        "wandb",
+        "dev",
+    }
     assert "free disk" in millpond("doctor").stdout
 
 

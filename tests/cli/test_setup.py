@@ -240,7 +240,7 @@ def test_recipes_shows_extras_and_if_they_are_installed(base: Command) -> None:
     rows = {row["name"]: row for row in json.loads(base("recipes", "--json").output)}
     assert {name: (row["extra"], row["extra_installed"]) for name, row in rows.items() if row["extra"]} == {
         **dict.fromkeys(("minatar", "mixture", "mixture-best", "mixture-minatar"), ("minatar", False)),
-        **dict.fromkeys(("atari", "mixture-gravitar", "mixture-seed"), ("atari", False)),
+        **dict.fromkeys(("atari", "mixture-gravitar", "mixture-gravitar-best", "mixture-seed"), ("atari", False)),
         "mettagrid": ("metta", False),
         "mujoco": ("mujoco", False),
     }

@@ -13,7 +13,15 @@ from tests.support.env_specs import env_spec
 
 PACKAGED_RECIPES = {
     *("grid", "metta", "metta-2026", "mettagrid", "puffer-metta"),
-    *("mixture", "mixture-minatar", "mixture-gravitar", "mixture-seed", "mixture-best"),
+    *(
+        "mixture",
+        "mixture-minatar",
+        "mixture-gravitar",
+        "mixture-gravitar-best",
+        "mixture-seed",
+        "mixture-best",
+        "mixture-recall",
+    ),
     *("reward", "reward-libero", "reward-online"),
     *("gym", "mujoco", "atari", "minatar", "multiagent"),
 }

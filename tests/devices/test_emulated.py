@@ -13,22 +13,33 @@ MODULES = [
     "emulated_run.py",
     "emulated_budgets.py",
     "emulated_transfers.py",
+    "emulated_learners.py",
+    "emulated_recipes.py",
+    "emulated_report.py",
+    "emulated_memory.py",
     "emulated_cores.py",
     "emulated_graphs.py",
     "emulated_equality.py",
-    pytest.param("emulated_equality.py -m slow", marks=pytest.mark.slow),
     "triton_kernels.py",
-    "emulated_learners.py",
 ]
 HERE = Path(__file__).parent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["emulated_recipes.py", "emulated_memory.py", "emulated_equality.py"])
+def test_slow_tests_of_modules_pass_in_a_separate_process(module: str) -> None:
+    run_in_separate_process(module, "-m", "slow")
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_module_passes_in_a_separate_process(module: str) -> None:
     if module == "triton_kernels.py":
         pytest.importorskip("triton")
-    file, *options = module.split()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / file), *options]
+    run_in_separate_process(module)
+
+
+def run_in_separate_process(module: str, *options: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / module), *options]
     done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout or "100%" in done.stdout, done.stdout

@@ -14,7 +14,7 @@ from millpond import fast
 from millpond.config.mixture import DQNConfig, PQNConfig
 from millpond.config.recipe import EnvConfig, VectorConfig
 from millpond.learners import DQN, AgentGroup, build_q_network
-from millpond.learners.returns import block_returns, goal_batches
+from millpond.learners.returns import block_returns, goal_batches, prioritised_order
 from millpond.replay import Lake, Pond, Schema
 from millpond.replay.blocks import list_blocks, read_blocks
 from millpond.replay.transfer import fill_blocks, pour
@@ -138,3 +138,57 @@ def places(collections: list[Any]) -> torch.Tensor:
         if collection.terminated[-1, own] or collection.truncated[-1, own]:
             found.append(-1)
     return torch.tensor(found)
+
+
+def prioritised(tmp_path: Path, **changes: Any) -> tuple[DQN, Any, torch.Tensor]:
+    """A learner with priorities, blocks of a lake, and their returns."""
+    env = EnvConfig(id="minatar:breakout", max_steps=9)
+    network = network_of(env)
+    group = four_agents(env, network)
+    lake = lake_of(tmp_path / "lake", group, group.collect())
+    config = DQNConfig(
+        **{"target": "q_lambda", "block_steps": STEPS, "priority_exponent": 0.6, "target_tau": 1.0, **changes}
+    )
+    big = DQN(copy.deepcopy(network), config, compiled=fast.dqn_updates)
+    pond = pond_of(lake)
+    listed = list_blocks(pond.view(), STEPS)
+    blocks = read_blocks(pond, listed, np.arange(len(listed)), STEPS)
+    return big, blocks, block_returns(big, blocks)
+
+
+def test_transitions_are_drawn_in_proportion_to_their_priorities_with_importance_weights(tmp_path: Path) -> None:
+    big, blocks, returns = prioritised(tmp_path, priority_correction=0.4)
+    assert big._compiled is None  # compiled updates know no weights
+    returns = returns + torch.linspace(0, 2, len(returns))  # errors of many sizes
+    q = big.network(blocks.steps.observation).gather(1, blocks.steps.action.long().view(-1, 1)).squeeze(1).detach()
+    priority = ((returns - q).abs().double() + 1e-3) ** 0.6
+    exact = (priority / priority.sum()).numpy()
+    count = 400_000
+    order, weight = prioritised_order(big, blocks, returns, count, np.random.default_rng(3))
+    drawn = np.bincount(order.numpy(), minlength=len(exact))
+    deviation = (drawn - count * exact) / np.sqrt(count * exact * (1 - exact))
+    assert np.abs(deviation).max() < 4.5
+    assert np.square(deviation).mean() == pytest.approx(1.0, abs=0.4)
+    assert exact.max() > 5 * exact.min()
+    expected = (len(exact) * exact) ** -0.4
+    np.testing.assert_allclose(weight, (expected / expected.max())[order], rtol=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["huber", "squared"])
+def test_importance_weights_scale_the_gradient_of_each_transition(tmp_path: Path, loss: str) -> None:
+    big, blocks, returns = prioritised(tmp_path, loss=loss)
+    order = torch.arange(6).view(1, 6)
+    goals = returns + torch.linspace(0, 3, len(returns))
+    weight = torch.tensor([[0.5, 0.0, 1.0, 0.25, 0.0, 1.0]])
+    (batch,) = goal_batches(blocks, goals, order, weight=weight)
+    big._gradient(batch, batch.reward, 1)
+    weighted, expected = big.online.grad.clone(), torch.zeros_like(big.online.grad)
+    for place, each in enumerate(weight[0].tolist()):
+        (single,) = goal_batches(blocks, goals, torch.tensor([[place]]))
+        big._gradient(single, single.reward, 1)
+        expected += each / 6 * big.online.grad
+    torch.testing.assert_close(weighted, expected, atol=1e-6, rtol=1e-5)
+    (equal,) = goal_batches(blocks, goals, order, weight=torch.ones(1, 6))
+    (plain,) = goal_batches(blocks, goals, order)
+    means = big._gradient(equal, equal.reward, 1)
+    torch.testing.assert_close(means, big._gradient(plain, plain.reward, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -49,6 +50,15 @@ def test_bytes_per_transition() -> None:
     large = mixture("mixture-seed", {"env.atari.screen_size": 256})
     assert large.transition_bytes_twice == 2 * 3 * 256 * 256
     assert 9 < large.transition_bytes_twice / 42_336 < 10  # about ten times
+
+
+def test_states_of_agents_with_memory_are_counted() -> None:
+    text = show(plan("mixture-recall"))
+    assert re.search(r"the agent's state +512  lstm, stored with every step", text)
+    with_memory, without = mixture("mixture-recall"), mixture("mixture-recall", {"policy.core": "none"})
+    assert with_memory.pond_bytes is not None
+    assert without.pond_bytes is not None
+    assert with_memory.pond_bytes - without.pond_bytes == with_memory.pond_rows * 512
 
 
 def test_the_numbers_of_a_round() -> None:

@@ -52,7 +52,7 @@ def test_training_ends_with_a_report(trained: Run) -> None:
     text = trained.report_path.read_text()
     html = Page(text)
     assert html.headings == [
-        "Summary", "An episode", "Evaluation", "One iteration in nine stages", "Curves", "Time by phase", "Checkpoints",
+        "Return", "Summary", "Evaluation", "One iteration in nine stages", "Curves", "Time by phase", "Checkpoints",
         "Plan", "Config", "Host",
     ]  # fmt: skip
     assert html.loads() == []
@@ -62,10 +62,11 @@ def test_training_ends_with_a_report(trained: Run) -> None:
     for words in ("of the way from random to greedy", "agent steps per second", "(best)", "millpond eval creek --best"):
         assert words in html.text
     for metric in (
-        "episode_return", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "explained_variance",
-        "grad_norm", "agent_steps_per_second",
+        "episode_return", "policy_loss", "value_loss", "entropy", "approx_kl", "explained_variance", "grad_norm",
+        "agent_steps_per_second",
     ):  # fmt: skip
         assert f"{metric} over agent steps" in html.text
+    assert "clip_fraction" in [data for tag, data in html.texts if tag == "td"]  # never changed in a run this short
     images = [attributes["src"] for tag, attributes in html.elements if tag == "img"]
     assert len(images) == 1
     assert images[0].startswith("data:image/gif;base64,R0lGOD")
@@ -78,6 +79,27 @@ def test_numbers_equal_those_of_the_records(trained: Run) -> None:
     assert f"{last['eval/episode_return']:.4g}" in html.text
     rows = [data for tag, data in html.texts if tag == "td"]
     assert sum(cell.endswith("(best)") for cell in rows) == 2  # in the evaluations, and in the checkpoints
+
+
+def test_return_comes_first_with_training_evaluations_and_baselines_beside_the_episode(trained: Run) -> None:
+    text = trained.report_path.read_text()
+    first = text[: text.index("Summary</h2>")]
+    assert first.count("return over agent steps") == 2  # for wide windows and for narrow ones
+    for words in ("evaluations</li>", "training</li>", "greedy ", "random ", "data:image/gif"):
+        assert words in first
+
+
+def test_metrics_that_never_change_are_folded(tmp_path: Path) -> None:
+    rows = [
+        {"updates": k, "agent_steps": 0, "seconds": k, "R_loss": 1 / k, "fixed": 0.25, "lone": 1.0} for k in (1, 2, 3)
+    ]
+    del rows[0]["lone"], rows[1]["lone"]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = write_report(tmp_path).read_text()
+    assert "1 metric that never changed" in text
+    assert "fixed over updates" not in text
+    assert "lone over updates" in text  # a single value says nothing about change
+    assert re.search(r"fixed</td><td>0.25</td>", text)
 
 
 def test_nine_stages_have_the_numbers_of_the_run_and_name_modules_that_exist(trained: Run) -> None:
@@ -107,7 +129,7 @@ def test_running_crashed_and_empty_runs_have_reports(copy: Path) -> None:
     html = Page(write_report(copy).read_text())
     assert "died without an error message" in html.text
     assert "2 recorded of 6" in html.text
-    assert "An episode" not in html.headings
+    assert "img" not in {tag for tag, _ in html.elements}
     (copy / "metrics.jsonl").unlink()
     shutil.rmtree(copy / "checkpoints")
     empty = Page(write_report(copy).read_text())
@@ -267,7 +289,7 @@ def test_reward_run_has_a_report_without_agent_sections(tmp_path: Path) -> None:
     assert "objective lrd, 16 units" in facts
     for wrong in ("grid", "lstm", "return"):
         assert wrong not in facts
-    assert "An episode" not in html.headings
+    assert "img" not in {tag for tag, _ in html.elements}
     assert "held_out/step_pearson when evaluated" in html.text
     assert "step pearson" in [data for tag, data in html.texts if tag == "span"]
     assert {"learned", "even", "time"} <= {data for tag, data in html.texts if tag == "li"}
@@ -306,7 +328,7 @@ def test_report_command(copy: Path) -> None:
     (copy / "report.html").unlink()
     done = run("creek", "--run-dir", ".", "--pictures", "charts")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("creek/report.html\n  charts/evaluation.svg\n  charts/phases.svg\n")
+    assert done.stdout.startswith("creek/report.html\n  charts/return.svg\n  charts/phases.svg\n")
     drawn = {path.name: ElementTree.parse(path).getroot() for path in (copy.parent / "charts").iterdir()}
     assert {"entropy.svg", "env-ores.svg"} <= drawn.keys()
     assert all(root.tag.endswith("}svg") for root in drawn.values())

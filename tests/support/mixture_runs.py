@@ -75,6 +75,24 @@ ANNEALED: dict[str, Any] = {
     "dqn.random_shift": 1,
 }
 
+# Prioritised replay: priorities are not saved, but computed when they are needed.
+PRIORITIES: dict[str, Any] = {**BLOCKS, "dqn.priority_exponent": 0.6, "dqn.priority_pool": 2}
+
+QUANTILES: dict[str, Any] = {**ANNEALED, "dqn.quantiles": 5}
+
+# Agents with memory, whose BigAgent learns from blocks and their states.
+MEMORY: dict[str, Any] = {
+    **BLOCKS,
+    "env.id": "recall",
+    "env.max_steps": None,
+    "env.recall.max_delay": 9,
+    "policy.core": "gru",
+    "dqn.burn_in": 2,
+    "dqn.updates_per_target": 2,
+    "mixture.big_pond_rounds": None,
+}
+MEMORY_LIVE = {**MEMORY, **LIVE, "policy.core": "lstm", "dqn.replay_ratio": 1.0}
+
 
 def start(root: Path, name: str, changes: dict[str, Any]) -> MixtureTrainer:
     loaded = load("mixture", {**SMALL, "run_dir": str(root), **changes})

@@ -37,4 +37,4 @@ def test_the_time_of_a_point_comes_from_trials_with_the_same_sizes_first() -> No
     ]
     cost = expected_cost(loaded, planned, [other, *same])
     assert (cost.seconds, cost.source) == (pytest.approx(2.048), "as trials with the same sizes")
-    assert cost.describe(3).startswith("6.1 s (as trials with the same sizes)")
+    assert cost.describe(3).startswith("a trial takes 6.1 s (as trials with the same sizes)")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from millpond.config import Loaded, load
 from millpond.errors import MillpondError
-from millpond.sweep.space import make_space, shown
+from millpond.sweep.space import make_space, read_space, shown
 
 optuna = pytest.importorskip("optuna")
 
@@ -62,6 +63,9 @@ def test_a_space_survives_its_json_form(grid: Loaded) -> None:
         ("policy.core", ["lstm", "lstn"], r"policy\.core=lstn is not one of lstm, gru"),
         ("policy.core", ["lstm", "lstm"], r"has a value twice"),
         ("ppo.gamma", {"log": [0.9, 1.0], "step": 0.1}, r"a logarithmic range has no steps"),
+        ("ppo.gamma", {"range": [0.9, 1.0], "step": 0.03}, r"do not reach 1; .*Write \[0\.9, 0\.99\]"),
+        ("policy.hidden_size", {"int": [16, 32], "step": 5}, r"the last value would be 31"),
+        ("ppo.gamma", {"range": [0.9, 1.0], "step": 0.2}, r"step=0\.2 is larger than the range from 0\.9 to 1"),
         ("seed", [1, 2], r"seed is not searched"),
         ("log.tensorboard", [True, False], r"log\.tensorboard is not searched"),
         (
@@ -74,6 +78,12 @@ def test_a_space_survives_its_json_form(grid: Loaded) -> None:
 def test_a_wrong_entry_is_refused_with_key_value_and_rule(grid: Loaded, key: str, value: Any, message: str) -> None:
     with pytest.raises(MillpondError, match=message):
         make_space({key: value}, grid, "space.yaml")
+
+
+def test_an_empty_file_shows_how_a_space_begins(tmp_path: Path) -> None:
+    (tmp_path / "space.yaml").write_text("# nothing yet\n")
+    with pytest.raises(MillpondError, match=r"space\.yaml is empty; .* such as `ppo\.gamma: \[0\.98, 0\.99\]`"):
+        read_space(tmp_path / "space.yaml")
 
 
 def test_all_problems_are_listed_at_once(grid: Loaded) -> None:

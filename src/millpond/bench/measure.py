@@ -110,13 +110,13 @@ def median_seconds(work: Callable[[], object], repeats: int, before: Callable[[]
     return median(seconds[1:])
 
 
-def limit_seconds(loop: Loop, level: str, progress: Progress) -> None:
-    """Report each item of `level`, and stop the loop after `MAX_SECONDS`, but not before the second item has ended."""
+def limit_seconds(loop: Loop, level: str, progress: Progress, seconds: float = MAX_SECONDS) -> None:
+    """Report each item of `level`, and stop the loop after some time, but not before the second item has ended."""
     began = time.monotonic()
 
     def at_end(ended: LevelEnd) -> None:
         progress(f"a {level}")
-        if ended.number >= 1 and time.monotonic() - began > MAX_SECONDS:
+        if ended.number >= 1 and time.monotonic() - began > seconds:
             loop.stop("measured")
 
     loop.at_end(level, at_end)

@@ -42,8 +42,9 @@ from millpond.learners import SAC
 from millpond.loop import Loop
 from millpond.planner import RewardPlan, plan_loaded
 from millpond.record.jsonlines import Record, read_records
+from millpond.rewards.own_episodes import env_step_batch
 from millpond.trainers.common.session import start_run
-from millpond.trainers.reward.agent import RewardAgent, pond_step_batch
+from millpond.trainers.reward.agent import RewardAgent
 from millpond.trainers.reward.trainer import RewardTrainer
 
 MEASURED_BATCHES = 20_000  # of all real cycles, approximately
@@ -112,7 +113,7 @@ def agent_products(trainer: RewardTrainer, agent: RewardAgent) -> list[Products]
     else:
         products = [q_acting(learner.network, observation), dqn_update(learner, batch)]
     if settings.learn_from == "predicted":
-        steps = pond_step_batch(batch.observation, batch.action, batch.next_observation, agent.inputs)
+        steps = env_step_batch(batch.observation, batch.action, batch.next_observation, agent.inputs)
         with torch.no_grad():
             products.append(Products.of(lambda: target.reward(steps)))
     return products

@@ -9,6 +9,7 @@ import typer
 from millpond import __version__
 from millpond.cli import planning, training
 from millpond.cli.bench import bench
+from millpond.cli.board import board
 from millpond.cli.data import data, reward
 from millpond.cli.doctor import doctor
 from millpond.cli.envs import envs
@@ -33,6 +34,7 @@ app = typer.Typer(
       millpond train grid               train; Ctrl-C saves, --resume continues
       millpond train gymnasium:CartPole-v1   train on any environment
       millpond runs                     list the runs
+      millpond board                    show all runs in the browser, live
       millpond eval RUN                 evaluate a trained policy
       millpond export RUN policy.onnx   write a policy for onnxruntime
       millpond report RUN               write a page with curves, times and a picture
@@ -71,6 +73,7 @@ app.command("eval", short_help="Play episodes with a run's policy.")(training.ev
 app.command(short_help="Write a run's policy to a file for onnxruntime.")(export)
 app.command(short_help="Write a run's report: results and curves.")(training.report)
 app.command(short_help="List the runs.")(runs)
+app.command(short_help="Show all runs in the browser, live.")(board)
 app.command()(planning.plan)
 app.command(short_help="Compare runs, or two configs.")(compare)
 app.command()(planning.recipes)

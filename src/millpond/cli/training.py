@@ -278,6 +278,12 @@ def report(
     pictures: Annotated[
         Path | None, typer.Option("--pictures", metavar="FOLDER", help="Also write each chart there as an SVG file.")
     ] = None,
+    interactive: Annotated[
+        bool,
+        typer.Option(
+            "--interactive", help="Charts as on the board, in the same file: 5 MB more. Needs the extra board."
+        ),
+    ] = False,
     run_dir: RunDirOption = "runs",
     json: JsonOption = False,
 ) -> None:
@@ -290,7 +296,10 @@ def report(
     \b
       millpond report grid-1
       millpond report runs/grid-1 --pictures charts
+      millpond report grid-1 --interactive
     """
+    from millpond.board.interactive import make_interactive
+    from millpond.board.server import require_board
     from millpond.report import read_facts
     from millpond.report.page import write_pictures
     from millpond.trainers.common.reporting import find_reportable, report_run
@@ -299,7 +308,11 @@ def report(
     with progress("writing the report of") as update:
         update(folder.name)
         facts = read_facts(folder)
+        if interactive:
+            require_board()
         path, picture = report_run(folder)
+        if interactive:
+            make_interactive(facts, path)
         charts = [] if pictures is None else write_pictures(facts, pictures)
     for problem in facts.problems:
         print_problem(f"warning: {problem}")

@@ -99,6 +99,9 @@ def mixture_debug_sizes(values: Values, fixed: Collection[str]) -> dict[str, Any
     if values["dqn.n_step_from"] is not None:
         n_step = max(n_step, choose("dqn.n_step_from", min(values["dqn.n_step_from"], 3)))
     block = choose("dqn.block_steps", min(values["dqn.block_steps"], 8))
+    if values["policy.core"] != "none":  # a batch is whole blocks
+        burn_in = choose("dqn.burn_in", min(values["dqn.burn_in"], block // 2))
+        batch = choose("dqn.batch_size", 2 * (block - burn_in))
     lanes = agents * envs
     if values["mixture.mode"] == "live" and values["mixture.own_fraction"]:
         settings["mixture.own_fraction"] = 1 / (agents + 1)  # as many envs as one agent has

@@ -1,8 +1,7 @@
-"""Kind `mixture`: PQN agents, ponds, a lake, one BigAgent trained with DQN. Its sections, recipe and rules."""
+"""Kind `mixture`: PQN agents, ponds, a lake, one BigAgent trained with DQN. Its sections and recipe; rules: `mixture_rules`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
@@ -22,8 +21,7 @@ from millpond.config.recipe import (
     Switch,
     TrainerConfig,
 )
-from millpond.config.rules import Rule, Values, Violation
-from millpond.sizes import nearest_divisors
+from millpond.config.rules import Values
 
 
 class MixtureConfig(ConfigSection):
@@ -97,8 +95,25 @@ class DQNConfig(ConfigSection):
     )
     q_lambda: Fraction = Field(0.65, description="Lambda of the targets q_lambda and retrace.")
     block_steps: Few = Field(32, description="Steps in a block, with target q_lambda or retrace.")
+    burn_in: Natural = Field(
+        0,
+        description="With memory (policy.core): the first steps of each block, which are not learned from; they bring the "
+        "stored state up to date with the current weights.",
+    )
     updates_per_target: Size = Field(
         32, description="Gradient steps between two computations of the returns, with target q_lambda or retrace."
+    )
+    priority_exponent: Fraction = Field(
+        0.0,
+        description="Prioritised replay (Schaul et al., 2016), with target q_lambda or retrace: transitions are drawn in "
+        "proportion to |return - Q| to this power, both computed together; 0: uniformly.",
+    )
+    priority_correction: Fraction = Field(
+        0.4,
+        description="Prioritised replay: power of the importance weights; 1 corrects for the priorities completely.",
+    )
+    priority_pool: Few = Field(
+        4, description="Prioritised replay: transitions with a priority per transition that is drawn from them."
     )
     batch_size: Size = Field(32, description="Transitions per gradient step.")
     gamma: Fraction = Field(0.99, description="Discount factor.")
@@ -125,6 +140,12 @@ class DQNConfig(ConfigSection):
     )
     random_shift: Natural = Field(
         0, description="Pixels by which observed images are shifted at random when learned from (DrQ's augmentation)."
+    )
+    quantiles: Few | None = Field(
+        None,
+        ge=2,
+        description="Quantiles of the return that the BigAgent learns for each action (QR-DQN); its values are their mean. "
+        "null: the mean alone.",
     )
     double: Switch = Field(
         True, description="Double DQN: the online network chooses the action, the target network values it."
@@ -204,6 +225,15 @@ def frame_skip(values: Values) -> int:
     return int(values["env.atari.frame_skip"]) if values["env.id"].startswith("atari:") else 1
 
 
+STATE_VECTORS = {"lstm": 2, "gru": 1}
+
+
+def state_shape(recipe: Recipe) -> tuple[int, int] | None:
+    """Shape [S, H] of the state that the lake stores with every step; None without memory."""
+    vectors = STATE_VECTORS.get(recipe.policy.core)
+    return None if vectors is None else (vectors, recipe.policy.hidden_size)
+
+
 def longest_n_step(target: str, n_step: int, n_step_from: int | None) -> int:
     """The largest number of rewards that a target sums."""
     return max(n_step, n_step_from or 1) if target == "n_step" else 1
@@ -213,230 +243,3 @@ def own_envs(values: Values) -> float:
     """Envs of the BigAgent, so that its share of all env steps is own_fraction. Not always an integer."""
     fraction = values["mixture.own_fraction"]
     return float(round(values["mixture.agents"] * values["pqn.num_envs"] * fraction / (1 - fraction), 9))
-
-
-def _modes(values: Values) -> Iterator[Violation]:
-    mode, agents, own = values["mixture.mode"], values["mixture.agents"], values["mixture.own_fraction"]
-    if mode in SINGLE and agents != 1:
-        yield Violation(
-            ("mixture.mode", "mixture.agents"),
-            f"mixture.mode={mode} trains one agent, but mixture.agents={agents}",
-            ({"mixture.agents": 1},),
-        )
-    if mode not in SINGLE and agents == 1:
-        yield Violation(
-            ("mixture.mode", "mixture.agents"),
-            f"mixture.mode={mode} needs several agents, but mixture.agents=1",
-            ({"mixture.agents": 4}, {"mixture.mode": "single-resets"}),
-        )
-    if mode != "live" and own:
-        yield Violation(
-            ("mixture.mode", "mixture.own_fraction"),
-            f"mixture.own_fraction={own} has no effect with mixture.mode={mode}: the BigAgent acts only in mode live",
-            ({"mixture.own_fraction": 0}, {"mixture.mode": "live"}),
-        )
-    if mode == "live" and own == 0:
-        yield Violation(
-            ("mixture.mode", "mixture.own_fraction"),
-            "mixture.own_fraction=0 with mixture.mode=live: the BigAgent acts, too, so it needs a share of the env steps",
-            ({"mixture.own_fraction": 1 / (agents + 1)},),
-        )
-    if mode == "live" and own_envs(values) % 1:
-        total = agents * values["pqn.num_envs"]
-        below = max(1, int(own_envs(values)))
-        fixes = tuple({"mixture.own_fraction": count / (total + count)} for count in (below, below + 1))
-        yield Violation(
-            ("mixture.own_fraction", "mixture.agents", "pqn.num_envs"),
-            f"mixture.own_fraction={own} next to {total} envs of the agents is {own_envs(values):g} envs, "
-            f"not a whole number",
-            fixes,
-        )
-
-
-def _ladder(values: Values) -> Iterator[Violation]:
-    ladder, agents = values["mixture.epsilon_ladder"], values["mixture.agents"]
-    if ladder is not None and len(ladder) != agents:
-        filled = (*ladder, *([ladder[-1] if ladder else 0.1] * agents))[:agents]
-        yield Violation(
-            ("mixture.epsilon_ladder", "mixture.agents"),
-            f"mixture.epsilon_ladder has {len(ladder)} values for mixture.agents={agents}",
-            ({"mixture.epsilon_ladder": filled}, {"mixture.epsilon_ladder": None}),
-        )
-
-
-def _minibatches(values: Values) -> Iterator[Violation]:
-    envs, steps, minibatches = values["pqn.num_envs"], values["pqn.num_steps"], values["pqn.num_minibatches"]
-    if envs * steps % minibatches:
-        yield Violation(
-            ("pqn.num_minibatches", "pqn.num_envs", "pqn.num_steps"),
-            f"pqn.num_minibatches={minibatches:,} does not divide a collection of {envs} envs x {steps} steps "
-            f"= {envs * steps:,}",
-            tuple({"pqn.num_minibatches": count} for count in nearest_divisors(minibatches, envs * steps)),
-        )
-
-
-def _ponds(values: Values) -> Iterator[Violation]:
-    collection = values["pqn.num_envs"] * values["pqn.num_steps"]
-    if values["mixture.pond_transitions"] < 2 * collection:
-        yield Violation(
-            ("mixture.pond_transitions", "pqn.num_envs", "pqn.num_steps"),
-            f"mixture.pond_transitions={values['mixture.pond_transitions']:,} does not hold one collection of "
-            f"{collection:,} transitions and as many final observations",
-            ({"mixture.pond_transitions": 2 * collection},),
-        )
-    batch, n_step = values["dqn.batch_size"], max(values["dqn.n_step"], values["dqn.n_step_from"] or 1)
-    if values["mixture.big_pond_transitions"] < batch + n_step:
-        yield Violation(
-            ("mixture.big_pond_transitions", "dqn.batch_size", "dqn.n_step"),
-            f"mixture.big_pond_transitions={values['mixture.big_pond_transitions']:,} does not hold one batch of "
-            f"dqn.batch_size={batch:,} with dqn.n_step={n_step}",
-            ({"mixture.big_pond_transitions": batch + n_step},),
-        )
-    if values["mixture.mode"] == "live" and not own_envs(values) % 1:
-        lanes = values["mixture.agents"] * values["pqn.num_envs"] + int(own_envs(values))
-        needed = lanes * max(2 * values["pqn.num_steps"], values["env.frame_stack"] + n_step + 1)
-        if values["mixture.big_pond_transitions"] < needed:
-            yield Violation(
-                ("mixture.big_pond_transitions", "mixture.agents", "pqn.num_envs", "pqn.num_steps"),
-                f"mixture.big_pond_transitions={values['mixture.big_pond_transitions']:,} does not hold one collection "
-                f"of all {lanes:,} envs with its final observations, as mixture.mode=live needs",
-                ({"mixture.big_pond_transitions": needed},),
-            )
-
-
-def _replay_ratio(values: Values) -> Iterator[Violation]:
-    ratio, updates = values["dqn.replay_ratio"], values["mixture.big_updates"]
-    keys = ("dqn.replay_ratio", "mixture.big_updates")
-    if ratio is not None and updates is not None:
-        yield Violation(
-            keys,
-            f"dqn.replay_ratio={ratio:g} and mixture.big_updates={updates:,} both say how much the BigAgent learns; "
-            f"one of them must be null",
-            ({"mixture.big_updates": None}, {"dqn.replay_ratio": None}),
-        )
-    if ratio is None and updates is None:
-        yield Violation(
-            keys,
-            "dqn.replay_ratio and mixture.big_updates are both null: one of them says how much the BigAgent learns",
-            ({"dqn.replay_ratio": 1.0}, {"mixture.big_updates": 100}),
-        )
-
-
-def _target(values: Values) -> Iterator[Violation]:
-    rounds, target = values["mixture.big_pond_rounds"], values["dqn.target"]
-    if target != "n_step" and values["mixture.big_pond_transitions"] < values["dqn.block_steps"]:
-        yield Violation(
-            ("mixture.big_pond_transitions", "dqn.block_steps"),
-            f"mixture.big_pond_transitions={values['mixture.big_pond_transitions']:,} does not hold one block of "
-            f"dqn.block_steps={values['dqn.block_steps']:,}",
-            (
-                {"mixture.big_pond_transitions": values["dqn.block_steps"]},
-                {"dqn.block_steps": values["mixture.big_pond_transitions"]},
-            ),
-        )
-    if target != "n_step" and values["dqn.n_step_from"] is not None:
-        yield Violation(
-            ("dqn.n_step_from", "dqn.target"),
-            f"dqn.n_step_from={values['dqn.n_step_from']:,} has no effect with dqn.target={target}, which has blocks",
-            ({"dqn.n_step_from": None}, {"dqn.target": "n_step"}),
-        )
-    if values["dqn.gamma_from"] is not None and values["dqn.gamma"] == 1:
-        yield Violation(
-            ("dqn.gamma_from", "dqn.gamma"),
-            f"dqn.gamma_from={values['dqn.gamma_from']:g} needs dqn.gamma below 1: 1 - gamma is annealed geometrically",
-            ({"dqn.gamma_from": None}, {"dqn.gamma": 0.997}),
-        )
-    if rounds is None:
-        return
-    if target == "n_step":
-        yield Violation(
-            ("mixture.big_pond_rounds", "dqn.target"),
-            f"mixture.big_pond_rounds={rounds} needs dqn.target=q_lambda or retrace; with n_step the BigPond is filled from "
-            f"the whole lake",
-            ({"mixture.big_pond_rounds": None}, {"dqn.target": "q_lambda"}),
-        )
-    if values["mixture.mode"] == "live":
-        yield Violation(
-            ("mixture.big_pond_rounds", "mixture.mode"),
-            f"mixture.big_pond_rounds={rounds} has no effect with mixture.mode=live: the BigPond is a ring of the newest steps",
-            ({"mixture.big_pond_rounds": None},),
-        )
-
-
-def _budget(values: Values) -> Iterator[Violation]:
-    own = own_envs(values) if values["mixture.mode"] == "live" else 0.0
-    if own % 1:
-        return
-    envs = values["mixture.agents"] * values["pqn.num_envs"] + int(own)
-    frames = envs * values["pqn.num_steps"] * frame_skip(values)
-    if values["mixture.total_frames"] < frames:
-        yield Violation(
-            ("mixture.total_frames", "mixture.agents", "pqn.num_envs", "pqn.num_steps", "env.atari.frame_skip"),
-            f"mixture.total_frames={values['mixture.total_frames']:,} is less than one collection of all agents, "
-            f"{frames:,} frames",
-            ({"mixture.total_frames": frames},),
-        )
-
-
-def _one_agent_envs(values: Values) -> Iterator[Violation]:
-    if values["env.num_agents"] != 1:
-        yield Violation(
-            ("env.num_agents",),
-            f"env.num_agents={values['env.num_agents']:,}: PQN and DQN act for one agent per env",
-            ({"env.num_agents": 1},),
-        )
-
-
-def _networks(values: Values) -> Iterator[Violation]:
-    if values["policy.core"] != "none":
-        yield Violation(
-            ("policy.core",),
-            f"policy.core={values['policy.core']}: Q-networks of a mixture have no memory, since replay is not in order",
-            ({"policy.core": "none"},),
-        )
-    if values["policy.separate_critic"]:
-        yield Violation(
-            ("policy.separate_critic",),
-            "policy.separate_critic=true: Q-networks of a mixture have no critic",
-            ({"policy.separate_critic": False},),
-        )
-    if values["policy.target"] is not None:
-        yield Violation(
-            ("policy.target",),
-            f"policy.target={values['policy.target']}: PQN and DQN learn action values, which custom policies do not have",
-            ({"policy.target": None},),
-        )
-
-
-def _evaluation(values: Values) -> Iterator[Violation]:
-    if values["eval.deterministic"] is False:
-        yield Violation(
-            ("eval.deterministic",),
-            "eval.deterministic=false: Q-networks have no probabilities to sample actions from",
-            ({"eval.deterministic": True}, {"eval.deterministic": None}),
-        )
-
-
-def _crashes(values: Values) -> Iterator[Violation]:
-    if values["vector.on_crash"] != "stop":
-        yield Violation(
-            ("vector.on_crash",),
-            f"vector.on_crash={values['vector.on_crash']}: a restarted env loses a step in the middle of a collection, "
-            f"and the lake must hold every step",
-            ({"vector.on_crash": "stop"},),
-        )
-
-
-RULES: tuple[Rule, ...] = (
-    _modes,
-    _ladder,
-    _minibatches,
-    _ponds,
-    _replay_ratio,
-    _target,
-    _budget,
-    _one_agent_envs,
-    _networks,
-    _evaluation,
-    _crashes,
-)

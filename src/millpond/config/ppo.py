@@ -27,6 +27,7 @@ from millpond.config.recipe import (
     TrainerConfig,
     as_choice,
 )
+from millpond.config.reward_model import RewardModelConfig, reward_model_rules
 from millpond.config.rules import Rule, Values, Violation, show
 from millpond.config.schedules import schedule_rules
 from millpond.envs.families import family_of
@@ -158,6 +159,13 @@ class PPOConfig(ConfigSection):
         "of the difference at every step (Metta: 0.001, with gamma 1): values are then relative to the average reward. "
         "null: rewards stay as they are.",
     )
+    reward_model: str | None = Field(
+        None,
+        min_length=1,
+        description="Estimate advantages from learned rewards, for envs that pay only at the end of an episode: `online` "
+        "learns them beside the policy from the returns of its own episodes (section reward_model), and the name or folder of "
+        "a finished reward run uses its network. Returns are reported as the env gives them. null: the env's rewards.",
+    )
     log_ratio_clamp: Positive | None = Field(
         None,
         description="Bound of the logarithm of the probability ratio, +- this, beyond which a step has no gradient (Metta: "
@@ -262,6 +270,9 @@ class PPORecipe(Recipe):
     kind: Literal["ppo"] = Field("ppo", description="Kind of recipe.")
     trainer: PPOTrainerConfig = Field(default_factory=PPOTrainerConfig, description="Sizes and length of the run.")
     ppo: PPOConfig = Field(default_factory=PPOConfig, description="The algorithm.")
+    reward_model: RewardModelConfig = Field(
+        default_factory=RewardModelConfig, description="The reward that is learned beside the policy."
+    )
     schedules: dict[str, Any] = Field(
         default_factory=dict,
         description="Numbers that change during a run, by the path of their key: {kind, start, end, floor, warmup, until}. "
@@ -477,6 +488,7 @@ RULES: tuple[Rule, ...] = (
     _at_least_one_iteration,
     _at_least_one_update,
     *ALGORITHM_RULES,
+    reward_model_rules,
     schedule_rules,
     known_keys,
 )

@@ -34,6 +34,13 @@ def rank_rules(ranks: int) -> Rule:
         yield from _device(values, ranks)
         yield from _workers(values, ranks)
         yield from _rows(values, ranks)
+        if values["ppo.reward_model"] is not None:
+            yield Violation(
+                ("ppo.reward_model",),
+                f"ppo.reward_model={values['ppo.reward_model']} is learned by one process, and there are {ranks} ranks; start "
+                "it without torchrun",
+                ({"ppo.reward_model": None},),
+            )
 
     return rule
 
@@ -62,6 +69,20 @@ def _agents_and_batch(values: Values, ranks: int) -> Iterator[Violation]:
             ("mixture.agents",),
             f"mixture.agents={agents}, which {ranks} ranks cannot share equally; start one rank per agent{fewer}: "
             f"torchrun --nproc-per-node={agents} -m -- millpond train ...",
+        )
+    elif values["policy.core"] != "none":
+        yield Violation(
+            ("policy.core",),
+            f"policy.core={values['policy.core']}: one process trains a mixture of agents with memory, not {ranks} ranks; "
+            "start it without torchrun",
+            ({"policy.core": "none"},),
+        )
+    elif values["dqn.priority_exponent"]:
+        yield Violation(
+            ("dqn.priority_exponent",),
+            f"dqn.priority_exponent={values['dqn.priority_exponent']:g}: {ranks} ranks might not draw the same batches, since "
+            f"their priorities are rounded differently; start it without torchrun",
+            ({"dqn.priority_exponent": 0},),
         )
     elif batch % ranks:
         yield _share(BIG_BATCH, batch, ranks, tuple({BIG_BATCH: size} for size in nearest_multiples(batch, ranks)))

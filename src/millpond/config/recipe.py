@@ -279,6 +279,16 @@ class LogConfig(ConfigSection):
         "off", description="Weights & Biases (extra `wandb`); true is online, false is off."
     )
     wandb_project: str = Field("millpond", description="Project name at Weights & Biases.")
+    trackio: Switch = Field(
+        False,
+        description="Write to trackio's database on this machine (extra `trackio`), or to where its variables say.",
+    )
+    trackio_project: str = Field("millpond", description="Project name in trackio.")
+    videos: Switch = Field(
+        False,
+        description="Play one more episode after each evaluation, write it to the run's folder `videos`, and send it to "
+        "TensorBoard, Weights & Biases and trackio, where they are on.",
+    )
     axis: Literal["auto", "updates", "agent_steps", "env_steps", "frames"] = Field(
         "auto", description="X-axis of curves: auto is agent steps online and updates offline."
     )

@@ -99,12 +99,12 @@ def read_text(path: Path) -> str:
         raise RecipeFileError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
-    """Read a YAML file that holds a mapping of sections."""
+def read_mapping(path: Path, *, example: str = "extends: grid") -> dict[str, Any]:
+    """Read a YAML file that holds a mapping; the error of an empty one shows an example of its lines."""
     text = read_text(path)
     value = parse(text, str(path))
     if value is None:
-        raise RecipeFileError(f"{path} is empty; a recipe has at least `kind` or `extends`")
+        raise RecipeFileError(f"{path} is empty; it needs at least one line, such as `{example}`")
     if not isinstance(value, dict):
         raise RecipeFileError(f"{path} holds a {type(value).__name__}, not a mapping of sections such as `trainer:`")
     return value

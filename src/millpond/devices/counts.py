@@ -8,12 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["launch", "sync", "upload", "blocking upload", "download"]
 KINDS: tuple[Kind, ...] = ("launch", "sync", "upload", "blocking upload", "download")
 PACKAGE = str(Path(__file__).parents[1])
 HERE = str(Path(__file__).parent)
+
+# Kernels that read, or write, single places of a table.
+READS_PLACES = frozenset({"index", "index_select", "gather", "embedding", "_unsafe_index"})
+WRITES_PLACES = frozenset(
+    {"index_put_", "_index_put_impl_", "index_copy_", "index_add_", "scatter_", "scatter_add_", "index_put"}
+)
 
 
 @dataclass
@@ -31,6 +37,10 @@ class Counts:
     places: Counter[tuple[Kind, str, str]] = field(default_factory=Counter)  # (kind, phase, place)
     operations: Counter[str] = field(default_factory=Counter)
     bytes: Counter[Kind] = field(default_factory=Counter)
+    operations_of_products: Counter[str] = field(
+        default_factory=Counter
+    )  # by phase; a multiplication and an addition are 2
+    moved: Counter[str] = field(default_factory=Counter)  # bytes that kernels read and write, by phase
 
     def add(self, kind: Kind, operation: str, nbytes: int = 0) -> None:
         self.places[kind, self.phase(), place()] += 1
@@ -44,6 +54,14 @@ class Counts:
             for (one, path, _), count in self.places.items()
             if one == kind and (phase is None or path == phase or path.startswith(f"{phase}/"))
         )
+
+    def work(self, phase: str) -> dict[str, int]:
+        """Return the operations of products, and the bytes that kernels move, of a phase and of those inside it."""
+
+        def total(numbers: Counter[str]) -> int:
+            return sum(count for path, count in numbers.items() if path == phase or path.startswith(f"{phase}/"))
+
+        return {"operations": total(self.operations_of_products), "bytes": total(self.moved)}
 
     def totals(self, phase: str | None = None) -> dict[Kind, int]:
         return {kind: self.of(kind, phase) for kind in KINDS}
@@ -75,6 +93,37 @@ def count(kind: Kind, operation: str, nbytes: int = 0) -> None:
     """Add to all open counts."""
     for counts in _active:
         counts.add(kind, operation, nbytes)
+
+
+def count_work(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+    """Add the work of a kernel to all open counts: the operations of a product, and the bytes that it reads and writes.
+
+    Of a table that it reads at some places, and of one that it writes to, only those places count.
+    """
+    if not _active:
+        return
+    import torch
+    from torch.utils._pytree import tree_flatten
+    from torch.utils.flop_counter import flop_registry
+
+    inputs, outputs = (
+        sum(value.nbytes for value in tree_flatten(tree)[0] if isinstance(value, torch.Tensor))
+        for tree in ((args, kwargs), result)
+    )
+    name = func._schema.name.partition("::")[2]
+    if name in READS_PLACES:
+        moved = 2 * outputs
+    elif name in WRITES_PLACES:
+        moved = 2 * min(
+            (v.nbytes for v in args[1:] if isinstance(v, torch.Tensor) and v.is_floating_point()), default=0
+        )
+    else:
+        moved = inputs + outputs
+    products = flop_registry.get(func._overloadpacket)
+    operations = 0 if products is None else products(*args, **kwargs, out_val=result)
+    for counts in _active:
+        counts.moved[counts.phase()] += moved
+        counts.operations_of_products[counts.phase()] += operations
 
 
 def place() -> str:

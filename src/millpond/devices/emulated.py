@@ -20,10 +20,11 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from millpond.devices import EMULATED, DeviceError
-from millpond.devices.counts import Kind
+from millpond.devices.counts import Kind, count_work
 from millpond.devices.counts import count as add_to_counts
 from millpond.devices.emulated_graphs import note, require_allowed
 from millpond.devices.emulated_streams import host_waits, start_download, start_upload, used
+from millpond.devices.live_memory import HeldBlock, hold
 
 CPU = torch.device("cpu")
 # Operations that return a view, or memory that is not written: no kernel runs.
@@ -50,6 +51,7 @@ class EmulatedTensor(torch.Tensor):
     """A tensor of the emulated device; `host` has its numbers."""
 
     host: torch.Tensor
+    _held: HeldBlock | None  # for `live_memory`
 
     @staticmethod
     def __new__(cls, host: torch.Tensor) -> EmulatedTensor:
@@ -63,6 +65,7 @@ class EmulatedTensor(torch.Tensor):
             device=torch.device(EMULATED, 0),
         )
         made.host = host.detach() if host.requires_grad else host
+        made._held = hold(host)
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -81,7 +84,7 @@ class EmulatedTensor(torch.Tensor):
     def data(self, new: torch.Tensor) -> None:
         torch.Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
         assert isinstance(new, EmulatedTensor)
-        self.host = new.host
+        self.host, self._held = new.host, new._held
 
     def numpy(self, *, force: bool = False) -> Any:
         if force:
@@ -147,6 +150,8 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     result = func(*host_args, **host_kwargs)
     if not func.is_view and name not in WITHOUT_KERNEL:
         note(func, host_args, host_kwargs, result)
+        if name not in COPIES:
+            count_work(func, host_args, host_kwargs, result)
     written = _written(func, args, kwargs)
     if written is not None:
         return written
@@ -292,6 +297,11 @@ _registered = False
 _float64_is_refused = False
 _library: Any = None  # kept, so that its kernels stay registered
 _autocast: list[Any] = []
+
+
+def refuses_float64() -> bool:
+    """True within `refusing_float64`."""
+    return _float64_is_refused
 
 
 @contextmanager

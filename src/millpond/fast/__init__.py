@@ -84,8 +84,8 @@ def updater(policy: nn.Module, *, autocast: bool = False) -> FastUpdater | None:
 
 
 def dqn_updates(dqn: DQN) -> CompiledDQN | None:
-    """Return compiled updates of a DQN with a Q-network on small images."""
-    if not _is_usable():
+    """Return compiled updates of a DQN with a Q-network on small images, unless its transitions have importance weights."""
+    if not _is_usable() or dqn.config.priority_exponent:
         return None
     from millpond.fast.q_learners import CompiledDQN, pixel_encoder
 

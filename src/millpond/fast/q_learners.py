@@ -47,7 +47,12 @@ NOTHING: Floats = np.empty(0, np.float32)
 
 def pixel_encoder(network: nn.Module) -> PixelEncoder | None:
     """Return the encoder of a network that `q_network` computes; None if it is another network."""
-    if type(network) is not QNetwork or not on_cpu_in_float32(network):
+    if (
+        type(network) is not QNetwork
+        or network.core is not None
+        or network.quantiles > 1
+        or not on_cpu_in_float32(network)
+    ):
         return None
     encoder = network.encoder
     if type(encoder) is not ObservationEncoder or len(encoder.encoders) != 1 or not encoder.readers[0].whole:

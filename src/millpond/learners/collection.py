@@ -1,10 +1,11 @@
 """The steps that PQN agents collect, in memory that is preallocated.
 
-A agents   T steps   E envs per agent
+A agents   T steps   E envs per agent   S state vectors   H hidden
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,20 +13,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from millpond.devices import saved
 from millpond.devices.staging import BlockField, Uploads
 from millpond.envs.env_batch import EpisodeStats
 from millpond.envs.spec import EnvSpec
-from millpond.replay.schema import ACTION_MASK, Schema
+from millpond.replay.schema import ACTION_MASK, STATE, Schema
 from millpond.replay.steps import Steps, validate
 
 
 class Final(NamedTuple):
-    """The final observation of a step, and the mask of the actions that were allowed there; empty without masks."""
+    """The final observation of a step, the mask of the actions that were allowed there, and the agent's state [S, H].
+
+    Mask and state are empty if there are none.
+    """
 
     t: int
     env: int
     observation: np.ndarray[Any, Any]
     mask: np.ndarray[Any, np.dtype[np.bool_]]
+    state: Tensor
 
 
 @dataclass
@@ -33,8 +39,9 @@ class Collection:
     """The steps of one agent; views that are valid until the next collection begins.
 
     `value` and `final_value` are the largest Q of each observation and, where truncated, of the final one.
-    `lost`: the env crashed and was restarted, so that this step was never taken. Masks have no columns if the environment
-    has none.
+    `lost`: the env crashed and was restarted, so that this step was never taken. `state` is that of the agent's memory before
+    each step, zero where an episode begins. Masks have no columns if the environment has none, and neither has the state of
+    an agent without memory.
     """
 
     observation: Tensor  # [T, E, *observation]
@@ -46,6 +53,7 @@ class Collection:
     value: Tensor  # [T, E]
     final_value: Tensor  # [T, E]
     action_mask: Tensor  # [T, E, actions]
+    state: Tensor  # [T, E, S, H]
     next_value: Tensor  # [E]
     epsilon: float
     final_observation: np.ndarray[Any, Any]  # [K, *observation], of the steps in `has_final`, ordered by step, then env
@@ -81,6 +89,7 @@ class Collection:
             truncated=host["truncated"] | host["lost"],
             final_observation=final,
             has_final=self.has_final,
+            extra={each.name: self.state.cpu().numpy().copy() for each in schema.extra if each.name == STATE},
             agent=agent,
             round=round_number,
             policy_version=policy_version,
@@ -107,10 +116,19 @@ class CollectionStorage:
         "value",
         "final_value",
         "action_mask",
+        "state",
     )
     OUTCOMES = ("reward", "terminated", "truncated", "lost")
 
-    def __init__(self, spec: EnvSpec, agents: int, steps: int, envs: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        agents: int,
+        steps: int,
+        envs: int,
+        device: torch.device,
+        state_shape: Sequence[int] = (0, 0),
+    ) -> None:
         self.agents, self.steps, self.envs, self.device = agents, steps, envs, device
         lead = (agents, steps, envs)
 
@@ -126,9 +144,10 @@ class CollectionStorage:
         self.next_value = torch.zeros((agents, envs), device=device)
         actions = spec.action.mask_size if spec.action_masks else 0
         self.action_mask = torch.zeros((*lead, actions), dtype=torch.bool, device=device)
+        self.state = torch.zeros((*lead, *state_shape), device=device)
         self.host: dict[str, np.ndarray[Any, Any]] = {}
         self._uploads: Uploads | None = None
-        names = [name for name in self.NAMES if name not in ("value", "final_value")]
+        names = [name for name in self.NAMES if name not in ("value", "final_value", "state")]
         if device.type == "cpu":
             self.host = {name: getattr(self, name).numpy() for name in names}
             return
@@ -177,12 +196,12 @@ class CollectionStorage:
         return {name: getattr(self, name)[agent] for name in (*self.NAMES, "next_value")}
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name).clone() for name in (*self.NAMES, "next_value")}
+        return {name: saved(getattr(self, name)) for name in (*self.NAMES, "next_value")}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.begin()
         for name in (*self.NAMES, "next_value"):
-            if name in state or name != "action_mask":  # states of earlier versions have no masks
+            if name in state or name not in ("action_mask", "state"):  # states of earlier versions lack them
                 getattr(self, name).copy_(state[name])
                 if name in self.host and self._uploads is not None:
                     self.host[name][...] = state[name].cpu().numpy()

@@ -1,6 +1,6 @@
 """Epsilon-greedy exploration, and collecting steps of PQN agents.
 
-A agents   T steps   E envs per agent   a agents evaluated together
+A agents   T steps   E envs per agent   a agents evaluated together   S state vectors   H hidden
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millpond.devices.sending import Sender
 from millpond.devices.staging import BlockField, Downloads, Uploads
 from millpond.envs.env_batch import EpisodeStats
 from millpond.learners.collection import Collection, CollectionStorage, Final
-from millpond.learners.q_network import StackedQNetworks, with_mask
+from millpond.learners.q_network import QNetwork, StackedQNetworks, with_mask
 from millpond.schedules import linear
 from millpond.vector import Batch, FiniteCheck, Vector
 from millpond.vector.finite import is_finite
@@ -94,6 +94,7 @@ class QCollector:
         self._q_values = q if q_values is None else q_values
         self.agents = range(len(self.vectors))
         self.masks = storage.action_mask.shape[-1] > 0
+        self.state = torch.zeros_like(storage.state[:, 0])  # [A, E, S, H] of every env, before its next step
         self.on_cpu = storage.device.type == "cpu"
         self._transfers: dict[tuple[int, int], tuple[Uploads, Downloads]] = {}  # by first agent and first env
         self._send = Sender(storage.device)
@@ -204,7 +205,7 @@ class QCollector:
         """Return actions [a, E] of a step, and store what they are chosen from; None after the last step."""
         storage, (together, t, envs) = self.storage, where
         observation = torch.from_numpy(np.stack([batch.observation[:, 0] for batch in batches]))
-        q, mask = self._q_values(together, observation), None
+        q, mask = self._step(where, observation), None
         if self.masks:
             mask = torch.from_numpy(np.stack([batch.action_mask[:, 0] for batch in batches]))
         # With a few envs numpy takes a tenth of torch's time.
@@ -235,7 +236,7 @@ class QCollector:
                 uploads.arrays["action_mask"][agent] = batch.action_mask[:, 0]
         uploads.send()
         observation, mask = uploads.tensors["observation"], uploads.tensors.get("action_mask")
-        value, best = with_mask(self._q_values(together, observation), mask).max(-1)
+        value, best = with_mask(self._step(where, observation), mask).max(-1)
         if t == storage.steps:
             storage.next_value[together, envs].copy_(value)
             uploads.release()
@@ -248,6 +249,22 @@ class QCollector:
             storage.host[name][where] = uploads.arrays[name]
         uploads.release()
         return downloads.fetch({"action": action})["action"]
+
+    def _step(self, where: tuple[slice, int, slice], observation: Tensor) -> Tensor:
+        """Return Q [a, E, actions]; agents with memory, which act one after the other, store and advance their states.
+
+        After the last step states stay: the next collection begins with the same observations.
+        """
+        together, t, envs = where
+        if not self.state.shape[2]:
+            return self._q_values(together, observation)
+        before = self.state[together, envs]
+        network: QNetwork = self.q.networks[together.start]
+        q, after = network.step(observation[0], before[0])
+        if t < self.storage.steps:
+            self.storage.state[where] = before
+            before[0] = after
+        return q.unsqueeze(0)
 
     def _transfers_of(self, together: slice, envs: slice, batches: list[Batch]) -> tuple[Uploads, Downloads]:
         """Return the pinned memory of some agents' observations and actions in one group of envs."""
@@ -276,8 +293,15 @@ class QCollector:
         for name, values in columns.items():
             storage.host[name][agent, t, envs] = values
         ended = _where(truncated)
+        state = self.state[agent, envs]
         finals = [
-            Final(t, batch.first + env, batch.final_observation[env, 0].copy(), batch.final_action_mask[env, 0].copy())
+            Final(
+                t,
+                batch.first + env,
+                batch.final_observation[env, 0].copy(),
+                batch.final_action_mask[env, 0].copy(),
+                state[env].clone(),
+            )
             for env in ended
         ]
         if ended:
@@ -288,7 +312,10 @@ class QCollector:
             seen, mask = (
                 storage.host[name][agent, t, batch.first + env].copy() for name in ("observation", "action_mask")
             )
-            finals.append(Final(t, batch.first + env, seen, mask))
+            finals.append(Final(t, batch.first + env, seen, mask, state[env].clone()))
+        if state.shape[1]:
+            begins = batch.terminated[:, 0] | batch.truncated[:, 0] | batch.restarted
+            state.masked_fill_(self._send({"begins": begins})["begins"].view(-1, 1, 1), 0)
         return finals
 
     def _value_finals(self, agent: int, finals: list[Final]) -> None:
@@ -296,10 +323,10 @@ class QCollector:
         finals.sort(key=lambda final: final[:2])
         if not finals:
             return
-        steps, envs, seen, masks = zip(*finals, strict=True)
+        steps, envs, seen, masks, states = zip(*finals, strict=True)
         arrays = {"observation": np.stack(seen), "steps": np.array(steps), "envs": np.array(envs)}
         sent = self._send(arrays | ({"mask": np.stack(masks)} if self.masks else {}))
-        q = self.q.networks[agent](sent["observation"])
+        q, _ = self.q.networks[agent].step(sent["observation"], torch.stack(states))
         self.storage.final_value[agent, sent["steps"], sent["envs"]] = with_mask(q, sent.get("mask")).amax(-1)
 
 

@@ -9,7 +9,14 @@ A partial reset (shrink and perturb; Ash and Adams, 2020) keeps a share of the w
 weights, all of those of the last layer, and resets the optimiser. Discount and number of steps are annealed after it
 (Schwarzer et al., 2023).
 
-B transitions
+A network with memory learns from sequences, from the states that the agents had (R2D2; Kapturowski et al., 2019): the first
+steps of each, the burn-in, only bring the state up to date with the current weights.
+
+With `dqn.quantiles` the network has quantiles of the return (QR-DQN; Dabney et al., 2018), and Q is their mean:
+
+    sum over i, mean over j of |tau_i - (d < 0)| huber(d)      d = y_j - theta_i, tau_i = (2 i + 1) / (2 N)
+
+B transitions   N quantiles   T steps   k sequences   S state vectors   H hidden
 """
 
 from __future__ import annotations
@@ -23,6 +30,7 @@ import torch
 from torch import Tensor
 
 from millpond.config.mixture import DQNConfig
+from millpond.devices import saved
 from millpond.learners.flat_parameters import FlatParameters, RowOptimizer, clip_rows
 from millpond.learners.q_network import LearnerError, QNetwork, with_mask
 from millpond.schedules import geometric, named
@@ -50,12 +58,34 @@ class TransitionBatch(Protocol):
 
 @dataclass(frozen=True)
 class GoalBatch:
-    """Transitions [B, ...] whose reward is the whole return; `column` has provenance."""
+    """Transitions [B, ...] whose reward is the whole return; `column` has provenance. `weight`: importance; None: all 1."""
 
     observation: Tensor
     action: Tensor
     reward: Tensor
     column: dict[str, Tensor]
+    weight: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class SequenceBatch:
+    """Steps [T, k, ...] of k sequences, for a network with memory; `reward` is the whole return.
+
+    `state` is that before the first step; where `reset`, an episode begins. `valid` steps are learned from: not the burn-in,
+    which is the first `burn_in` steps, and not those after the end of a short sequence. `column` has their provenance.
+    """
+
+    observation: Tensor
+    state: Tensor  # [k, S, H]
+    reset: Tensor
+    action: Tensor
+    reward: Tensor
+    valid: Tensor
+    burn_in: int
+    column: dict[str, Tensor]
+
+
+Replayed = TransitionBatch | GoalBatch | SequenceBatch
 
 
 class DQNUpdates(Protocol):
@@ -80,7 +110,8 @@ class DQN:
     `compiled`       returns a faster version of the updates, or None if there is none for this network
     `initial`        returns new initial weights for partial reset number 1, 2, ...; needed with `dqn.reset_every`
 
-    With `dqn.mean_decay`, `mean` is a network with the exponential mean of the weights; else it is `network`.
+    `mean` is the network to act with and to clone. With `dqn.mean_decay` it has the exponential mean of the weights, with
+    `dqn.quantiles` one output per action, the mean of its quantiles; else it is `network`.
     """
 
     def __init__(
@@ -101,8 +132,15 @@ class DQN:
         self.online = FlatParameters([self.network])
         self.target_parameters = FlatParameters([self.target], trained=False)
         self.mean, self._mean_parameters = self.network, self.online
-        if config.mean_decay is not None:
+        if config.quantiles is not None:
+            if self.network.quantiles != config.quantiles:
+                raise LearnerError(
+                    f"dqn.quantiles={config.quantiles}, but the network has {self.network.quantiles}; build it with as many"
+                )
+            self.mean = copy.deepcopy(self.network).without_quantiles()
+        elif config.mean_decay is not None:
             self.mean = copy.deepcopy(self.network)
+        if self.mean is not self.network:
             self._mean_parameters = FlatParameters([self.mean], trained=False)
         self.optimizer = RowOptimizer(
             self.online.data,
@@ -118,7 +156,7 @@ class DQN:
         """Number of batches that are best passed to `update_all` together."""
         return 1 if self._compiled is None and self.device.type == "cpu" else UPDATES_AT_ONCE
 
-    def update_all(self, batches: Sequence[TransitionBatch | GoalBatch]) -> Sequence[Mapping[str, Any]]:
+    def update_all(self, batches: Sequence[Replayed]) -> Sequence[Mapping[str, Any]]:
         """Learn from batches of one size, one after the other; return metrics of each.
 
         Compiled updates stop after one whose metrics are not finite. With a mean of the weights, which moves after each
@@ -129,7 +167,8 @@ class DQN:
         done: list[Mapping[str, Any]] = []
         while len(done) < len(batches):
             self._reset_if_due()
-            now = batches[len(done) : len(done) + self._updates_before_reset()]
+            count = self._updates_before_reset()
+            now = [self._without_memory(batch) for batch in batches[len(done) : len(done) + count]]
             metrics = self._compiled.updates(now, [batch.reward for batch in now])
             done += metrics
             if len(metrics) < len(now):
@@ -138,7 +177,7 @@ class DQN:
 
     def update(
         self,
-        batch: TransitionBatch | GoalBatch,
+        batch: Replayed,
         reward: Tensor | None = None,
         *,
         parts: int = 1,
@@ -152,11 +191,13 @@ class DQN:
         reward = batch.reward if reward is None else reward
         self._reset_if_due()
         if self._compiled is not None and all_reduce is None:
-            (metrics,) = self._compiled.updates([batch], [reward])
+            (metrics,) = self._compiled.updates([self._without_memory(batch)], [reward])
             self._update_mean()
             return dict(metrics)
-        gradient = self._gradient if self._compiled is None else self._compiled.gradient
-        means = gradient(batch, reward, parts)
+        if self._compiled is None:
+            means = self._gradient(batch, reward, parts)
+        else:
+            means = self._compiled.gradient(self._without_memory(batch), reward, parts)
         if all_reduce is not None:  # one call for everything: a small one costs as much as a large one
             together = torch.cat([self.online.grad[0], means])
             all_reduce(together)
@@ -169,14 +210,56 @@ class DQN:
         self._update_mean()
         return {"q_loss": means[0], "q_value": means[1], "grad_norm": norm[0]}
 
-    def _gradient(self, batch: TransitionBatch | GoalBatch, reward: Tensor, parts: int) -> Tensor:
+    @staticmethod
+    def _without_memory(batch: Replayed) -> TransitionBatch | GoalBatch:
+        assert not isinstance(batch, SequenceBatch)  # networks with memory are not compiled
+        return batch
+
+    def _gradient(self, batch: Replayed, reward: Tensor, parts: int) -> Tensor:
         """Compute the gradient of the loss; return loss and mean Q [2]."""
-        target = self.targets(batch, reward)
-        q_of_actions = self.network(self._as_network_input(batch.observation))
-        q = q_of_actions.gather(1, batch.action.long().view(-1, 1)).squeeze(1)
-        loss = td_loss(q - target, self.config.loss) / parts
+        if isinstance(batch, SequenceBatch):  # steps that are not valid count as 0 in both means
+            share = batch.valid.float().mean().clamp(min=1e-6)
+            q, target = self._unroll(batch) * batch.valid / share, reward * batch.valid
+            loss = td_loss(q * share - target, self.config.loss) / share / parts
+        elif self.network.quantiles > 1:
+            q, loss = self._quantile_loss(batch, reward)
+            loss = loss / parts
+        else:
+            target = self.targets(batch, reward)
+            q_of_actions = self.network(self._as_network_input(batch.observation))
+            q = q_of_actions.gather(1, batch.action.long().view(-1, 1)).squeeze(1)
+            weight = batch.weight if isinstance(batch, GoalBatch) else None
+            loss = td_loss(q - target, self.config.loss, weight) / parts
         self.online.backward(loss)
         return torch.stack([loss.detach(), q.detach().mean() / parts])
+
+    def _quantile_loss(self, batch: TransitionBatch | GoalBatch, reward: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Q [B] of the actions, and the loss."""
+        with torch.no_grad():
+            if isinstance(batch, GoalBatch):
+                target = reward.unsqueeze(1)  # [B, 1]: one sample of the return
+            else:
+                following = self._as_network_input(batch.next_observation)
+                of_target = self.target.of_quantiles(following)  # [B, actions, N]
+                chosen_by = self.network(following) if self.config.double else of_target.mean(-1)
+                best = with_mask(chosen_by, batch.next_action_mask).argmax(-1)
+                future = of_target[torch.arange(len(best), device=best.device), best]
+                target = torch.addcmul(reward.unsqueeze(1), batch.discount.unsqueeze(1), future)
+        of_actions = self.network.of_quantiles(self._as_network_input(batch.observation))
+        action = batch.action.long().view(-1, 1, 1).expand(-1, 1, self.network.quantiles)
+        quantiles = of_actions.gather(1, action).squeeze(1)  # [B, N]
+        weight = batch.weight if isinstance(batch, GoalBatch) else None
+        return quantiles.mean(1), quantile_loss(quantiles, target, weight)
+
+    def _unroll(self, batch: SequenceBatch) -> Tensor:
+        """Return Q [T, k] of the actions after the burn-in, and 0 in it."""
+        first, state = batch.burn_in, batch.state
+        if first:
+            _, states = self.network.play(batch.observation[:first], state, batch.reset[:first])
+            state = states[-1]
+        q = self.network.unroll(batch.observation[first:], state, batch.reset[first:])
+        q = q.gather(2, batch.action[first:].long().unsqueeze(-1)).squeeze(2)
+        return torch.cat([torch.zeros_like(batch.reward[:first]), q])
 
     @torch.no_grad()
     def targets(self, batch: TransitionBatch | GoalBatch, reward: Tensor) -> Tensor:
@@ -262,6 +345,11 @@ class DQN:
         """True if the target network always equals the online network."""
         return self.config.target_tau == 1
 
+    @property
+    def needs_both(self) -> bool:
+        """True if the online network chooses the actions that another one, the target network, values."""
+        return self.config.double and not self.target_is_online
+
     def learning_rate(self, updates: int | None = None) -> float:
         """Return the learning rate after so many updates; None: now."""
         progress = (self.updates if updates is None else updates) / max(1, self.total_updates)
@@ -290,13 +378,15 @@ class DQN:
 
     @torch.no_grad()
     def _update_mean(self) -> None:
-        if self.config.mean_decay is not None:
+        if self.config.quantiles is not None:
+            self.mean.pull(self.network, 1 - (self.config.mean_decay or 0.0))
+        elif self.config.mean_decay is not None:
             self._mean_parameters.data.lerp_(self.online.data, 1 - self.config.mean_decay)
 
     def start_from(self, network: QNetwork) -> None:
         """Copy another network's parameters, and reset the target, the mean and the optimiser."""
         for own in (self.network, self.target, self.mean):
-            own.load_state_dict(network.state_dict())
+            own.pull(network)
         self.optimizer.reset(0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -317,11 +407,26 @@ class DQN:
 
 
 def _copy(network: QNetwork) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    return {name: saved(tensor) for name, tensor in network.state_dict().items()}
 
 
-def td_loss(difference: Tensor, kind: str) -> Tensor:
-    """Return the mean over a batch of 0.5 d^2, or of Huber's loss, which is |d| - 0.5 beyond 1."""
+def td_loss(difference: Tensor, kind: str, weight: Tensor | None = None) -> Tensor:
+    """Return the mean over a batch of 0.5 d^2, or of Huber's loss, which is |d| - 0.5 beyond 1; each times its weight."""
+    if weight is not None:
+        size = difference.abs()
+        each = torch.where(size < 1, 0.5 * size.square(), size - 0.5) if kind == "huber" else 0.5 * size.square()
+        return (weight * each).mean()
     if kind == "huber":
         return torch.nn.functional.huber_loss(difference, torch.zeros_like(difference))
     return 0.5 * difference.square().mean()
+
+
+def quantile_loss(quantiles: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Return the loss of quantiles theta [B, N] against samples y [B, M] of the return, the mean over a batch."""
+    count = quantiles.shape[1]
+    tau = (2 * torch.arange(count, device=quantiles.device) + 1) / (2 * count)
+    difference = target.unsqueeze(1) - quantiles.unsqueeze(2)  # [B, N, M]
+    size = difference.abs()
+    huber = torch.where(size < 1, 0.5 * size.square(), size - 0.5)
+    each = ((tau.view(1, -1, 1) - (difference.detach() < 0).float()).abs() * huber).mean(2).sum(1)
+    return each.mean() if weight is None else (weight * each).mean()

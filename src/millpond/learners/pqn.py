@@ -6,6 +6,8 @@
 One agent or several side by side: each has its own envs, parameters, optimiser, exploration and generator, and learns
 what it would learn alone.
 
+With memory, a minibatch is whole collections of some envs, unrolled from the states that they began with.
+
 A agents   T steps   E envs of one agent   B transitions of a minibatch
 """
 
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor
 
 from millpond.config.mixture import PQNConfig
-from millpond.devices import make_generator
+from millpond.devices import make_generator, saved
 from millpond.kernels.lambda_return import lambda_return_numba, lambda_return_torch
 from millpond.learners.collection import Collection, CollectionStorage
 from millpond.learners.collector import Epsilon, QCollector
@@ -90,7 +92,16 @@ class AgentGroup:
         self.epsilons = [Epsilon(config.epsilon_start, config.epsilon_end, over=over) for _ in networks]
         self.generators = [make_generator(self.device, int(seed)) for seed in seeds]
         self.updates = [0 for _ in networks]  # of each agent in the whole run
-        self.storage = CollectionStorage(self.spec, len(networks), config.num_steps, config.num_envs, self.device)
+        self.recurrent = networks[0].states > 0
+        if self.recurrent and config.num_envs % config.num_minibatches:
+            raise LearnerError(
+                f"pqn.num_minibatches={config.num_minibatches} does not divide pqn.num_envs={config.num_envs}: with memory, "
+                "minibatches are whole envs"
+            )
+        state_shape = networks[0].initial_state(1).shape[1:]
+        self.storage = CollectionStorage(
+            self.spec, len(networks), config.num_steps, config.num_envs, self.device, state_shape
+        )
         self._compiled = None if compiled is None else compiled(self)
         q_values = self.q if self._compiled is None else self._compiled.values
         self.collector = QCollector(self.q, self.vectors, self.storage, names, q_values)
@@ -141,8 +152,11 @@ class AgentGroup:
         return returns.view(len(returns), self.agents, -1).transpose(0, 1)
 
     def _shuffled(self) -> list[Tensor]:
-        """Return the minibatches of one epoch: [A, B] places in each agent's collection, every one exactly once."""
-        total = self.env_steps_per_collection
+        """Return the minibatches of one epoch: [A, B] places in each agent's collection, every one exactly once.
+
+        With memory: [A, b] envs.
+        """
+        total = self.config.num_envs if self.recurrent else self.env_steps_per_collection
         orders = [torch.randperm(total, generator=generator, device=self.device) for generator in self.generators]
         return list(torch.stack(orders).chunk(self.config.num_minibatches, dim=1))
 
@@ -151,12 +165,15 @@ class AgentGroup:
         agents = torch.arange(self.agents, device=self.device).unsqueeze(1)
         storage, losses, means = self.storage, [], []
         for together in self.q.slices:
-            where = (agents[together], minibatch[together])
-            q = self.q(together, storage.observation.flatten(1, 2)[where])  # [a, B, actions]
-            action = storage.action.flatten(1)[where].long().unsqueeze(-1)
-            q = q.gather(2, action).squeeze(2)
-            valid = ~storage.lost.flatten(1)[where]
-            error = (q - targets.flatten(1)[where]).square() * valid
+            if self.recurrent:
+                q, goal, valid = self._unroll(together.start, minibatch[together.start], targets)
+            else:
+                where = (agents[together], minibatch[together])
+                q = self.q(together, storage.observation.flatten(1, 2)[where])  # [a, B, actions]
+                action = storage.action.flatten(1)[where].long().unsqueeze(-1)
+                q = q.gather(2, action).squeeze(2)
+                goal, valid = targets.flatten(1)[where], ~storage.lost.flatten(1)[where]
+            error = (q - goal).square() * valid
             loss = 0.5 * error.sum(1) / valid.sum(1).clamp(min=1)
             self.q.backward(together, loss)
             losses.append(loss.detach())
@@ -165,6 +182,15 @@ class AgentGroup:
         self.optimizer.step([self.learning_rate(agent) for agent in range(self.agents)])
         self.updates = [count + 1 for count in self.updates]
         return dict(zip(METRICS, (torch.cat(losses), torch.cat(means), norms), strict=True))
+
+    def _unroll(self, agent: int, envs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return Q of the actions in the collections of some envs, their returns, and which steps are valid: [1, T * b]."""
+        mine = {name: array[:, envs] for name, array in self.storage.of_agent(agent).items() if name != "next_value"}
+        reset = torch.zeros_like(mine["terminated"])
+        reset[1:] = (mine["terminated"] | mine["truncated"] | mine["lost"])[:-1]
+        q = self.networks[agent].unroll(mine["observation"], mine["state"][0], reset)
+        q = q.gather(2, mine["action"].long().unsqueeze(-1)).squeeze(2)
+        return q.reshape(1, -1), targets[agent][:, envs].reshape(1, -1), ~mine["lost"].reshape(1, -1)
 
     def learning_rate(self, agent: int, updates: int | None = None) -> float:
         """Return the learning rate of an agent after so many updates; None: now."""
@@ -183,6 +209,8 @@ class AgentGroup:
         keep_optimizer: bool = False,
     ) -> None:
         """Copy the network's parameters into every agent, bit for bit, and reset its optimiser and exploration.
+
+        What an agent with memory remembers of its current episodes is kept.
 
         `epsilon_reset_to`: one value for all, or one for each. The schedules of learning rates continue. `keep_optimizer`:
         each agent's own optimiser state is kept.
@@ -204,11 +232,12 @@ class AgentGroup:
     def agent_state_dict(self, agent: int) -> dict[str, Any]:
         """Return the state of one agent, without its envs, whose state the vector has."""
         return {
-            "network": {name: tensor.clone() for name, tensor in self.networks[agent].state_dict().items()},
+            "network": {name: saved(tensor) for name, tensor in self.networks[agent].state_dict().items()},
             "optimizer": self.optimizer.row_state(agent),
             "epsilon": self.epsilons[agent].state_dict(),
             "generator": self.generators[agent].get_state(),
             "updates": self.updates[agent],
+            "state": self.collector.state[agent].clone(),
         }
 
     def load_agent_state_dict(self, agent: int, state: dict[str, Any]) -> None:
@@ -217,6 +246,12 @@ class AgentGroup:
         self.epsilons[agent].load_state_dict(state["epsilon"])
         self.generators[agent].set_state(state["generator"])
         self.updates[agent] = int(state["updates"])
+        if "state" in state:  # states of earlier versions have none
+            self.collector.state[agent].copy_(state["state"])
+
+    def begin_episodes(self) -> None:
+        """Forget: every env begins a new episode, as those do that cannot save their state and are resumed."""
+        self.collector.state.zero_()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all agents; between collect() and learn() also of the collection."""
@@ -228,8 +263,8 @@ class AgentGroup:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if len(state["agents"]) != self.agents:
             raise LearnerError(f"the saved group has {len(state['agents'])} agents, this one {self.agents}")
-        for agent, saved in enumerate(state["agents"]):
-            self.load_agent_state_dict(agent, saved)
+        for agent, state_of_agent in enumerate(state["agents"]):
+            self.load_agent_state_dict(agent, state_of_agent)
         self._pending = None
         if state["pending"] is not None:
             self.storage.load_state_dict(state["pending"])

@@ -1,6 +1,8 @@
 """Q-networks: the encoder of policies, LayerNorm after each layer, one value per action; and several of them at once.
 
-N observations   a networks evaluated together
+A network may have memory, the LSTM or GRU of policies between encoder and output. Its state is part of what it acts on.
+
+N observations   a networks evaluated together   T steps   B sequences   S state vectors (lstm 2, gru 1, none 0)   H hidden
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ from torch.nn import functional as F
 from millpond.envs.spec import ActionSpec, EnvSpec, ObservationSpec
 from millpond.errors import MillpondError
 from millpond.learners.flat_parameters import FlatParameters
+from millpond.policies.cores import GRU, LSTM
 from millpond.policies.encoders.observation import EncoderKind, ObservationEncoder
 from millpond.policies.encoders.vector import VectorEncoder
-from millpond.policies.policy import Act
+from millpond.policies.policy import Act, CoreKind
+
+CORES: dict[str, type[LSTM] | type[GRU]] = {"lstm": LSTM, "gru": GRU}
 
 
 class LearnerError(MillpondError):
@@ -26,19 +31,26 @@ class LearnerError(MillpondError):
 class QNetwork(nn.Module):
     """Q(s, a) of every action. It has the interface of a policy, so that evaluation and playing work with it.
 
-    An encoder without convolutions is followed by one more hidden layer, as in PQN on plain vectors.
+    An encoder without convolutions is followed by one more hidden layer, as in PQN on plain vectors, or by the core.
     """
 
     def __init__(
-        self, encoder: ObservationEncoder, observation_shape: tuple[int, ...], actions: int, hidden_size: int
+        self,
+        encoder: ObservationEncoder,
+        observation_shape: tuple[int, ...],
+        actions: int,
+        hidden_size: int,
+        core: LSTM | GRU | None = None,
+        quantiles: int = 1,
     ) -> None:
         super().__init__()
-        self.observation_shape, self.actions = observation_shape, actions
-        self.encoder = encoder
+        self.observation_shape, self.actions, self.hidden_size = observation_shape, actions, hidden_size
+        self.quantiles = quantiles  # of the return of each action; Q is their mean
+        self.encoder, self.core = encoder, core
         self.hidden: nn.Module = nn.Identity()
-        if "pixels" not in encoder.kinds:
+        if core is None and "pixels" not in encoder.kinds:
             self.hidden = nn.Sequential(nn.Linear(hidden_size, hidden_size), nn.LayerNorm(hidden_size), nn.ReLU())
-        self.output = nn.Linear(hidden_size, actions)
+        self.output = nn.Linear(hidden_size, actions * quantiles)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw orthogonal weights, as for policies; the initial values are small."""
@@ -48,6 +60,8 @@ class QNetwork(nn.Module):
             assert isinstance(linear, nn.Linear)
             nn.init.orthogonal_(linear.weight, 2**0.5, generator=generator)
             nn.init.zeros_(linear.bias)
+        if self.core is not None:
+            self.core.reset_parameters(generator)
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):
                 nn.init.ones_(module.weight)
@@ -56,15 +70,83 @@ class QNetwork(nn.Module):
         nn.init.zeros_(self.output.bias)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """observation [N, *obs] -> Q [N, actions]."""
+        """observation [N, *obs] -> Q [N, actions]; with memory, at the start of an episode."""
+        features = self.encoder(observation)
+        if self.core is not None:
+            features, _ = self.core.step(features, self.initial_state(len(features), features.device))
+        q: Tensor = self.output(self.hidden(features))
+        return q if self.quantiles == 1 else q.view(len(q), self.actions, self.quantiles).mean(-1)
+
+    def of_quantiles(self, observation: Tensor) -> Tensor:
+        """observation [N, *obs] -> quantiles of the return of each action [N, actions, quantiles]."""
         q: Tensor = self.output(self.hidden(self.encoder(observation)))
+        return q.view(len(q), self.actions, self.quantiles)
+
+    @torch.no_grad()
+    def pull(self, other: QNetwork, weight: float = 1.0) -> None:
+        """Move the parameters to those of another network, by this share of the way.
+
+        One of the two may have quantiles: Q of a network with their mean weights is the mean of the quantiles.
+        """
+        theirs = dict(other.named_parameters())
+        for name, own in self.named_parameters():
+            value: Tensor = theirs[name]
+            if name.startswith("output.") and other.quantiles > self.quantiles:
+                value = value.view(self.actions, other.quantiles, *value.shape[1:]).mean(1)
+            elif name.startswith("output.") and other.quantiles < self.quantiles:
+                value = value.repeat_interleave(self.quantiles, 0)
+            own.lerp_(value, weight)
+
+    def without_quantiles(self) -> QNetwork:
+        """Return a network with the same Q, one output per action, which shares the other layers."""
+        mean = QNetwork(self.encoder, self.observation_shape, self.actions, self.hidden_size)
+        mean.hidden = self.hidden
+        mean.to(self.output.weight.device)
+        mean.pull(self)
+        return mean
+
+    # -- with memory
+
+    @property
+    def states(self) -> int:
+        """Number of state vectors of an env; 0: no memory."""
+        return 0 if self.core is None else self.core.states
+
+    @torch.no_grad()
+    def step(self, observation: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """observation [N, *obs], state [N, S, H] -> Q [N, actions], state after the step."""
+        if self.core is None:
+            return self(observation), state
+        features, after = self.core.step(self.encoder(observation), state)
+        return self.output(features), after
+
+    @torch.no_grad()
+    def play(self, observation: Tensor, state: Tensor, reset: Tensor) -> tuple[Tensor, Tensor]:
+        """observation [T, B, *obs], state [B, S, H], reset [T, B] -> Q [T, B, actions], states after each step [T, B, S, H].
+
+        Where `reset`, the state is zeroed before the step.
+        """
+        assert self.core is not None
+        features = self.encoder(observation.flatten(0, 1)).unflatten(0, reset.shape)
+        hidden, states = torch.empty_like(features), state.new_empty(*reset.shape, *state.shape[1:])
+        for t in range(len(reset)):
+            state = state.masked_fill(reset[t].view(-1, 1, 1), 0)
+            hidden[t], state = self.core.step(features[t], state)
+            states[t] = state
+        return self.output(hidden), states
+
+    def unroll(self, observation: Tensor, state: Tensor, reset: Tensor) -> Tensor:
+        """Return Q [T, B, actions] of `play`, with gradients."""
+        assert self.core is not None
+        features = self.encoder(observation.flatten(0, 1)).unflatten(0, reset.shape)
+        q: Tensor = self.output(self.core.unroll(features, state, reset))
         return q
 
     # -- as a policy
 
     def initial_state(self, batch: int, device: torch.device | str = "cpu") -> Tensor:
-        """Return an empty state [B, 0, 0]: the network is not recurrent."""
-        return torch.zeros(batch, 0, 0, device=device)
+        """Return zeros [B, S, H]: the state at the start of an episode. Without memory it is empty, [B, 0, 0]."""
+        return torch.zeros(batch, self.states, self.hidden_size if self.states else 0, device=device)
 
     @torch.no_grad()
     def act(
@@ -77,14 +159,14 @@ class QNetwork(nn.Module):
         deterministic: bool = True,
     ) -> Act:
         """Return the greedy action; exploration is separate (`epsilon_greedy`)."""
-        value, action = with_mask(self(observation), action_mask).max(-1)
-        return Act(action.int(), torch.zeros_like(value), value, state)
+        q, after = self.step(observation, state)
+        value, action = with_mask(q, action_mask).max(-1)
+        return Act(action.int(), torch.zeros_like(value), value, after)
 
     @torch.no_grad()
     def value(self, observation: Tensor, state: Tensor) -> Tensor:
         """Return the largest Q [B]."""
-        largest: Tensor = self(observation).amax(-1)
-        return largest
+        return self.step(observation, state)[0].amax(-1)
 
 
 def build_q_network(
@@ -93,6 +175,8 @@ def build_q_network(
     *,
     encoder: EncoderKind = "auto",
     hidden_size: int = 128,
+    core: CoreKind = "none",
+    quantiles: int = 1,
     normalize_observations: bool = False,
     cell_kinds: int = 16,
     generator: torch.Generator | None = None,
@@ -110,8 +194,13 @@ def build_q_network(
         )
     if hidden_size < 1:
         raise LearnerError(f"policy.hidden_size={hidden_size} must be at least 1")
+    if core != "none" and core not in CORES:
+        raise LearnerError(f"policy.core={core}: Q-networks have one of {', '.join(CORES)}, or none")
     reader = ObservationEncoder(observation, hidden_size, encoder, False, cell_kinds, layer_norm=True)
-    network = QNetwork(reader, observation.shape, action.sizes[0], hidden_size)
+    if core != "none" and quantiles > 1:
+        raise LearnerError(f"policy.core={core} with quantiles={quantiles}: quantiles are for networks without memory")
+    memory = None if core == "none" else CORES[core](hidden_size)
+    network = QNetwork(reader, observation.shape, action.sizes[0], hidden_size, memory, quantiles)
     network.reset_parameters(generator)
     return network
 
@@ -142,7 +231,9 @@ class StackedQNetworks:
 
     def __init__(self, networks: Sequence[QNetwork], parameters: FlatParameters, batched: bool | None) -> None:
         self.networks, self.parameters = list(networks), parameters
-        only_vectors = set(networks[0].encoder.kinds) == {"vector"}
+        only_vectors = set(networks[0].encoder.kinds) == {"vector"} and networks[0].core is None
+        if batched and networks[0].core is not None:
+            raise LearnerError("batched=True is for networks without memory; these have a core")
         if batched and not only_vectors:
             kinds = ", ".join(sorted(networks[0].encoder.kinds))
             raise LearnerError(f"batched=True is for plain vectors; these observations are read as {kinds}")

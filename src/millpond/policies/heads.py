@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from millpond.devices import precise_dtype
 from millpond.envs.spec import ActionSpec
 from millpond.policies.device_steps import draw_choices
 from millpond.policies.errors import PolicyError
@@ -66,7 +67,7 @@ class ChoiceHead(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         shape = len(numbers), len(self.sizes), 1
         if numbers.device.type != "cpu":
-            wide = torch.float32 if numbers.device.type == "mps" else torch.float64  # MPS has no float64
+            wide = precise_dtype(numbers.device)
             drawn = (
                 None
                 if deterministic

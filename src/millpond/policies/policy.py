@@ -212,8 +212,8 @@ class Policy(nn.Module):
         scale.update(target, alive, all_reduce)
         factor = deviation / scale.deviation()
         weight, bias = layer.weight[-1], layer.bias[-1]
-        weight.copy_(weight.double() * factor)
-        bias.copy_((bias.double() * deviation + mean - scale.mean) / scale.deviation())
+        weight.copy_(weight.to(factor.dtype) * factor)
+        bias.copy_((bias.to(factor.dtype) * deviation + mean - scale.mean) / scale.deviation())
         return factor
 
 

@@ -56,14 +56,14 @@ class ValueScale(nn.Module):
         targets' statistics, share 1. `all_reduce` sums a tensor over ranks in place, so that all have the same statistics.
         """
         # Sums about the mean so far: additive over ranks, and exact if mean and deviation differ widely.
-        away = torch.where(alive, target.double() - self.mean.to(target.device), 0.0)
-        sums = torch.stack((alive.sum().double(), away.sum(), away.square().sum())).to(self.mean.device)
+        away = torch.where(alive, target.to(self.mean.dtype) - self.mean.to(target.device), 0.0)
+        sums = torch.stack((alive.sum().to(away.dtype), away.sum(), away.square().sum())).to(self.mean.device)
         if all_reduce is not None:
             all_reduce(sums)
         count = sums[0].clamp(min=1)
         shift = sums[1] / count
         variance = (sums[2] / count - shift.square()).clamp(min=0.0)
-        known = (sums[0] > 0).double()  # without any valid step nothing changes
+        known = (sums[0] > 0).to(sums.dtype)  # without any valid step nothing changes
         weight = 1 + (1 - RATE) * self.weight
         share = known / weight
         self.weight.copy_(torch.where(known > 0, weight, self.weight))

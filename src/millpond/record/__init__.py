@@ -17,7 +17,7 @@ from millpond.record.jsonlines import (
 )
 from millpond.record.pace import Pace, show_seconds
 from millpond.record.recorder import COUNTERS, Axis, Counters, Recorder, Sink
-from millpond.record.sinks import TensorBoard, WeightsAndBiases
+from millpond.record.sinks import TensorBoard, Trackio, WeightsAndBiases, video_path
 from millpond.record.tables import cycle_rows, show_number, show_table
 from millpond.record.timer import Timer
 
@@ -36,6 +36,7 @@ __all__ = [
     "Sink",
     "TensorBoard",
     "Timer",
+    "Trackio",
     "WeightsAndBiases",
     "captured_output",
     "cycle_rows",
@@ -45,4 +46,5 @@ __all__ = [
     "show_number",
     "show_seconds",
     "show_table",
+    "video_path",
 ]

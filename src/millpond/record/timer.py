@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from types import TracebackType
 
@@ -30,6 +30,8 @@ class Phase:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._timer.wait is not None:
+            self._timer.wait()
         self.seconds += perf_counter() - self._started
         assert self.parent is not None
         self._timer.current = self.parent
@@ -51,13 +53,15 @@ class Timer:
         with timer("train"):
             with timer("backward"): ...      counted as train/backward, and in train
 
-    A timer must be used by one thread only.
+    A timer must be used by one thread only. `wait`, if set, is called at the end of each phase: then the time that a device
+    takes counts in the phase that has launched its work.
     """
 
     def __init__(self) -> None:
         self._root = Phase(self, "", None)
         self.current = self._root
         self._began = perf_counter()
+        self.wait: Callable[[], None] | None = None
 
     def __call__(self, name: str) -> Phase:
         children = self.current.children
@@ -81,6 +85,11 @@ class Timer:
         elapsed = max(now - self._began, 1e-9)
         shares = {phase.path: phase.seconds_until(now) / elapsed for phase in list(self._root.children.values())}
         return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
+
+    def totals(self) -> dict[str, float]:
+        """Return seconds per phase so far."""
+        now = perf_counter()
+        return {phase.path: phase.seconds_until(now) for phase in self._walk(self._root)}
 
     def entered(self) -> dict[str, int]:
         """Return how often each phase was entered so far."""

@@ -33,7 +33,7 @@ class UsageMeter:
         if sys.platform == "linux":
             memory = _own_memory()
             for pid in descendants(os.getpid()):
-                measured = _measure(pid)
+                measured = measure_process(pid)
                 if measured is not None:
                     seconds[pid] = measured[0]
                     memory += measured[1]
@@ -58,7 +58,7 @@ def _own_memory() -> int:
     return int((PROC / "self" / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _measure(pid: int) -> tuple[float, int] | None:
+def measure_process(pid: int) -> tuple[float, int] | None:
     """Return seconds and unshared bytes of a process; None if it has ended."""
     try:
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()

@@ -62,6 +62,9 @@ MAX_RECORD_BYTES = 1 << 30
 # The field of an observation that holds the mask of the actions allowed there.
 ACTION_MASK = "action_mask"
 
+# The extra field with the state [S, H] of an agent's memory before the step.
+STATE = "state"
+
 # Columns of a pond besides the fields of the schema.
 COLUMNS = {"reward": "float32", "agent": "int64", "round": "int64", "policy_version": "int64", "epsilon": "float32"}
 
@@ -220,15 +223,19 @@ class Schema:
         )
 
     @staticmethod
-    def from_spec(spec: EnvSpec, *, frame_shape: tuple[int, ...] | None = None) -> Schema:
+    def from_spec(
+        spec: EnvSpec, *, frame_shape: tuple[int, ...] | None = None, state_shape: tuple[int, int] | None = None
+    ) -> Schema:
         """Return the schema of an environment; `frame_shape` if its observation is a stack and single frames are stored.
 
         Action masks are a field of the observation, so that those of next and final observations are stored, too.
+        `state_shape` [S, H] if the agents have memory.
         """
         shape = spec.observation.shape if frame_shape is None else frame_shape
         observation = Field.of("observation", shape, spec.observation.dtype)
         masks = (Field.of(ACTION_MASK, (spec.action.mask_size,), "bool"),) if spec.action_masks else ()
-        return Schema((observation, *masks), Field("action", spec.action.shape, spec.action.dtype))
+        extra = () if state_shape is None else (Field(STATE, state_shape, "float32"),)
+        return Schema((observation, *masks), Field("action", spec.action.shape, spec.action.dtype), extra)
 
     @staticmethod
     def from_spaces(observation_space: Any, action_space: Any) -> Schema:

@@ -13,8 +13,13 @@ from itertools import pairwise
 from millpond.record import Record
 from millpond.report.markup import Markup, join, tag
 
-WIDTH, HEIGHT = 420, 230
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 30, 40  # margins
+WIDTH, HEIGHT = (
+    360,
+    225,
+)  # of a chart among others; its labels are as large as the captions where it is shown at this size
+WIDE = (720, 390)  # of a chart with another thing beside it
+FULL = (1150, 320)  # of a chart alone
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 32, 48  # margins
 COLOURS = 6
 MAX_POINTS = 120
 MAX_TOOLTIPS = 60
@@ -136,36 +141,43 @@ def format_number(value: float) -> str:
 
 @dataclass(frozen=True)
 class PlotArea:
-    """Limits of both axes, and the pixel of a value."""
+    """Limits of both axes, the size of the picture, and the pixel of a value."""
 
     x_low: float
     x_high: float
     y_low: float
     y_high: float
+    width: int = WIDTH
+    height: int = HEIGHT
 
     @staticmethod
-    def around(curves: Sequence[Series], levels: Sequence[float]) -> PlotArea:
-        """Return limits that hold all points, bands and levels."""
+    def around(curves: Sequence[Series], levels: Sequence[float], size: tuple[int, int] = (WIDTH, HEIGHT)) -> PlotArea:
+        """Return limits that hold all points, bands and levels, in a picture of this size."""
         points = [point for curve in curves for point in curve.points]
         xs = [point.x for point in points]
         low, high = padded_limits(
             min([*(point.low for point in points), *levels]), max([*(point.high for point in points), *levels])
         )
         x_low, x_high = (min(xs), max(xs)) if max(xs) > min(xs) else padded_limits(xs[0], xs[0])
-        return PlotArea(x_low, x_high, low, high)
+        return PlotArea(x_low, x_high, low, high, *size)
 
     def x(self, value: float) -> float:
-        return LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT)
+        return LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (self.width - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        return HEIGHT - BOTTOM - (value - self.y_low) / (self.y_high - self.y_low) * (HEIGHT - TOP - BOTTOM)
+        return self.height - BOTTOM - (value - self.y_low) / (self.y_high - self.y_low) * (self.height - TOP - BOTTOM)
 
     def path(self, values: Sequence[tuple[float, float]]) -> str:
         return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in values)
 
 
 def chart(
-    curves: Sequence[Series], *, x_label: str, y_label: str, levels: Mapping[str, float] | None = None
+    curves: Sequence[Series],
+    *,
+    x_label: str,
+    y_label: str,
+    levels: Mapping[str, float] | None = None,
+    size: tuple[int, int] = (WIDTH, HEIGHT),
 ) -> Markup | None:
     """Draw curves over one axis. `levels` are named values to compare with, drawn as dashed lines.
 
@@ -175,7 +187,7 @@ def chart(
     if not curves:
         return None
     levels = dict(levels or {})
-    area = PlotArea.around(curves, list(levels.values()))
+    area = PlotArea.around(curves, list(levels.values()), size)
     return tag(
         "svg",
         tag("title", f"{y_label} over {x_label}"),
@@ -186,7 +198,7 @@ def chart(
         *(_level_name(area, name, level) for name, level in levels.items()),
         *(_tooltips(area, curve, k, x_label, len(curves) > 1) for k, curve in enumerate(curves)),
         class_="chart",
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        viewBox=f"0 0 {area.width} {area.height}",
         role="img",
     )
 
@@ -200,20 +212,20 @@ def legend(names: Sequence[str]) -> Markup | None:
 
 
 def _axes(area: PlotArea, x_label: str, y_label: str) -> Markup:
-    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    bottom, right = area.height - BOTTOM, area.width - RIGHT
     parts = []
-    y_ticks, x_ticks = ticks(area.y_low, area.y_high), ticks(area.x_low, area.x_high)
+    y_ticks, x_ticks = ticks(area.y_low, area.y_high), ticks(area.x_low, area.x_high, max(3, area.width // 110))
     for value in y_ticks:
         y = area.y(value)
         parts.append(tag("line", x1=LEFT, x2=right, y1=y, y2=y, class_="grid"))
-        parts.append(tag("text", tick_label(value, _spacing(y_ticks)), x=LEFT - 6, y=y + 3.5, class_="tick end"))
+        parts.append(tag("text", tick_label(value, _spacing(y_ticks)), x=LEFT - 6, y=y + 5, class_="tick end"))
     for value in x_ticks:
         x = area.x(value)
         parts.append(tag("line", x1=x, x2=x, y1=bottom, y2=bottom + 4, class_="axis"))
-        parts.append(tag("text", tick_label(value, _spacing(x_ticks)), x=x, y=bottom + 15, class_="tick middle"))
+        parts.append(tag("text", tick_label(value, _spacing(x_ticks)), x=x, y=bottom + 18, class_="tick middle"))
     parts.append(tag("line", x1=LEFT, x2=right, y1=bottom, y2=bottom, class_="axis"))
-    parts.append(tag("text", x_label, x=(LEFT + right) / 2, y=HEIGHT - 6, class_="axis-label middle"))
-    parts.append(tag("text", y_label, x=2, y=12, class_="axis-label"))
+    parts.append(tag("text", x_label, x=(LEFT + right) / 2, y=area.height - 7, class_="axis-label middle"))
+    parts.append(tag("text", y_label, x=2, y=15, class_="axis-label"))
     return join(*parts)
 
 
@@ -222,12 +234,12 @@ def _spacing(values: list[float]) -> float:
 
 
 def _level_line(area: PlotArea, level: float) -> Markup:
-    return tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=area.y(level), y2=area.y(level), class_="mark")
+    return tag("line", x1=LEFT, x2=area.width - RIGHT, y1=area.y(level), y2=area.y(level), class_="mark")
 
 
 def _level_name(area: PlotArea, name: str, level: float) -> Markup:
     """Return the name of a level, above its line and in front of the curves."""
-    return tag("text", f"{name} {format_number(level)}", x=WIDTH - RIGHT, y=area.y(level) - 4, class_="end named")
+    return tag("text", f"{name} {format_number(level)}", x=area.width - RIGHT, y=area.y(level) - 4, class_="end named")
 
 
 def _band(area: PlotArea, curve: Series, k: int) -> Markup:
@@ -261,8 +273,10 @@ def _tooltips(area: PlotArea, curve: Series, k: int, x_label: str, named: bool) 
             parts.append(tag("g", tag("circle", cx=x, cy=y, r=6, class_="hit"), dot, title, class_="point"))
             continue
         left = (area.x(points[index - 1].x) + x) / 2 if index else LEFT
-        right = (area.x(points[index + 1].x) + x) / 2 if index + 1 < len(points) else WIDTH - RIGHT
-        strip = tag("rect", x=left, y=TOP, width=max(0.5, right - left), height=HEIGHT - TOP - BOTTOM, class_="hit")
+        right = (area.x(points[index + 1].x) + x) / 2 if index + 1 < len(points) else area.width - RIGHT
+        strip = tag(
+            "rect", x=left, y=TOP, width=max(0.5, right - left), height=area.height - TOP - BOTTOM, class_="hit"
+        )
         parts.append(tag("g", strip, dot, title, class_="point"))
     return join(*parts)
 

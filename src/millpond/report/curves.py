@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from millpond.record import COUNTERS, show_seconds
-from millpond.report.chart import COLOURS, chart, legend, series
+from millpond.formatting import plural
+from millpond.record import COUNTERS, show_number, show_seconds
+from millpond.report.chart import COLOURS, Series, chart, legend, series
 from millpond.report.facts import Facts
 from millpond.report.markup import Block, Markup, join, table, tag
 
@@ -50,10 +51,12 @@ IN_OTHER_SECTIONS = ("time/", "eval/")
 
 
 def curves(facts: Facts) -> Block | None:
-    """Return one chart per metric, over the run's axis."""
+    """Return one chart per metric, over the run's axis. Metrics that never change are listed below, folded."""
     charts = charted_metrics(facts)
     if not charts:
         return None
+    constant = {title: values[0] for title, metrics in charts.items() if len(values := _values(facts, metrics)) == 1}
+    charts = {title: metrics for title, metrics in charts.items() if title not in constant}
     groups: dict[str, list[Markup]] = {name: [] for name in (*(group for group, _ in GROUPS), OTHERS)}
     order = list(CAPTIONS)
     for title in sorted(charts, key=lambda title: order.index(title) if title in order else len(order)):
@@ -66,7 +69,25 @@ def curves(facts: Facts) -> Block | None:
         for name, figures in groups.items()
         if figures
     ]
+    if constant:
+        rows = [[title, show_number(value), CAPTIONS.get(title, "")] for title, value in sorted(constant.items())]
+        heading = tag("summary", f"{plural(len(rows), 'metric')} that never changed")
+        parts.append(tag("details", heading, table(["metric", "value", ""], rows, left=3)))
     return Block("Curves", join(*parts)) if parts else None
+
+
+def _values(facts: Facts, metrics: Sequence[str]) -> list[float]:
+    """Return up to two different values of metrics; those of fewer than two records count as different."""
+    values: dict[float, None] = {}
+    count = 0
+    for record in facts.records:
+        for metric in metrics:
+            if metric in record:
+                values[record[metric]] = None
+                count += 1
+        if len(values) > 1:
+            break
+    return list(values) if count > len(metrics) else []
 
 
 def charted_metrics(facts: Facts) -> dict[str, list[str]]:
@@ -83,10 +104,14 @@ def charted_metrics(facts: Facts) -> dict[str, list[str]]:
     return charts
 
 
+def metric_series(facts: Facts, metrics: Sequence[str]) -> list[Series]:
+    """Return the curves of one chart."""
+    return [series(facts.records, facts.axis, metric, name=_chart_and_curve(metric)[1]) for metric in metrics]
+
+
 def metric_chart(facts: Facts, title: str, metrics: Sequence[str]) -> Markup | None:
     """Draw one metric, of one or several learners, over the run's axis."""
-    lines = [series(facts.records, facts.axis, metric, name=_chart_and_curve(metric)[1]) for metric in metrics]
-    return chart(lines, x_label=facts.axis.replace("_", " "), y_label=title)
+    return chart(metric_series(facts, metrics), x_label=facts.axis.replace("_", " "), y_label=title)
 
 
 def _figure(facts: Facts, title: str, metrics: Sequence[str]) -> Markup | None:
@@ -95,7 +120,7 @@ def _figure(facts: Facts, title: str, metrics: Sequence[str]) -> Markup | None:
         return None
     caption = CAPTIONS.get(title)
     names = legend([_chart_and_curve(metric)[1] for metric in metrics])
-    return tag("figure", picture, names, tag("figcaption", caption) if caption else None)
+    return tag("figure", picture, names, tag("figcaption", caption) if caption else None, data_chart=title)
 
 
 def _group(title: str) -> str:

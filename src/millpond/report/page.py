@@ -19,7 +19,7 @@ from millpond.report.curves import charted_metrics, curves, metric_chart, outer_
 from millpond.report.facts import UNKNOWN, Facts, KindReport, Picture, read_facts
 from millpond.report.iteration import nine_stages
 from millpond.report.markup import Block, Markup, join, standalone, style_sheet, table, tag
-from millpond.report.summary import episode, evaluation_chart, evaluations, summary
+from millpond.report.summary import evaluations, return_chart, returns, summary
 from millpond.safe_read import is_count
 
 # Nothing may be loaded from anywhere, whatever text a run contains: styles and images are in the page itself.
@@ -137,7 +137,7 @@ PPO = KindReport(has_agent=_always, subject=_policy, sections=(nine_stages,))
 MIXTURE = KindReport(has_agent=_always, subject=_agents)
 REWARD = KindReport(has_agent=_with_agent, subject=_reward_network)
 
-FIRST: tuple[Section, ...] = (summary, warnings, episode, evaluations)
+FIRST: tuple[Section, ...] = (returns, summary, warnings, evaluations)
 LAST: tuple[Section, ...] = (curves, phases, checkpoints, plan, config, host)
 
 
@@ -184,8 +184,8 @@ def page(facts: Facts, sections: Sequence[Section]) -> str:
 
 
 def write_pictures(facts: Facts, folder: Path) -> list[Path]:
-    """Write the charts that a run has as SVG files: `evaluation.svg`, `phases.svg` and one file per metric."""
-    pictures = {"evaluation": evaluation_chart(facts)}
+    """Write the charts that a run has as SVG files: `return.svg`, `phases.svg` and one file per metric."""
+    pictures = {"return": return_chart(facts)}
     if seconds := outer_phases(facts):
         pictures["phases"] = phase_bar(seconds)
     pictures |= {name: metric_chart(facts, name, metrics) for name, metrics in charted_metrics(facts).items()}

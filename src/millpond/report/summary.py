@@ -1,4 +1,4 @@
-"""The first sections of a report: summary, an animated episode, evaluations next to scripted players.
+"""The first sections of a report: the return with an animated episode, the summary, evaluations next to scripted players.
 
 The summary says what was trained, how well, how fast, when and where.
 """
@@ -18,7 +18,7 @@ from millpond.config.recipe import EnvConfig
 from millpond.errors import MillpondError
 from millpond.formatting import plural, size
 from millpond.record import Record, show_seconds
-from millpond.report.chart import chart, format_number, series
+from millpond.report.chart import FULL, HEIGHT, WIDE, WIDTH, Series, chart, format_number, legend, series
 from millpond.report.facts import Facts
 from millpond.report.markup import Block, Markup, join, table, tag
 
@@ -68,9 +68,7 @@ def _cards(facts: Facts) -> list[Markup]:
             cards.append(_card("of the way from random to greedy", f"{normalized:.0%}", players))
     elif not facts.has_agent and (learned := _newest(facts, facts.score_name)) is not None:
         name = facts.score_name.removeprefix("held_out/")
-        pattern = re.compile(rf"held_out/(\w+)/{re.escape(name)}")  # the same metric of the baselines
-        baselines = {match[1]: value for key, value in last.items() if (match := pattern.fullmatch(key))}
-        remark = ", ".join(f"{baseline} {format_number(value)}" for baseline, value in baselines.items())
+        remark = ", ".join(f"{baseline} {format_number(value)}" for baseline, value in score_baselines(facts).items())
         held_out = "on held-out episodes; " if name != facts.score_name else ""
         cards.append(_card(name.replace("_", " "), format_number(learned), f"{held_out}{remark}"))
     elif "episode_return" in last:
@@ -189,40 +187,91 @@ def interval_text(record: Record) -> str:
     return f"{format_number(low)} to {format_number(high)}"
 
 
-def episode(facts: Facts) -> Block | None:
+def returns(facts: Facts) -> Block | None:
+    """Return the first section: the curve of the return, in training and in evaluations, beside an episode of the policy.
+
+    Of a run that learns a reward, it is the curve of its score.
+    """
+    shown = _episode(facts)
+    broad = return_chart(facts, WIDE if shown is not None else FULL)
+    if broad is None:
+        return None if shown is None else Block("An episode", shown)
+    figure = tag(
+        "figure",
+        tag("div", broad, class_="broad"),
+        tag("div", return_chart(facts, (WIDTH, HEIGHT)), class_="narrow"),
+        legend([curve.name for curve in return_curves(facts)]),
+        tag("figcaption", _caption(facts)),
+        data_chart="return",
+    )
+    title = "Return" if facts.has_agent else facts.score_name.removeprefix("held_out/").replace("_", " ").capitalize()
+    if shown is None:
+        return Block(title, figure)
+    return Block(title, tag("div", figure, shown, class_="pair"))
+
+
+def _caption(facts: Facts) -> str:
+    if not evaluation_records(facts):
+        return "Mean of the episodes that ended in training." if facts.has_agent else "On held-out episodes."
+    episodes = facts.setting("eval.episodes")
+    each = f"{plural(episodes, 'episode')} each, " if isinstance(episodes, int) else ""
+    return f"Evaluations: {each}on separate seeds; the band is a 95% bootstrap interval of the mean."
+
+
+def _episode(facts: Facts) -> Markup | None:
     """Return the GIF of an episode, embedded in the page, or a sentence that says why there is none."""
     picture = facts.picture
     if picture is None:
         return None
+    caption = tag("figcaption", picture.caption)
     if picture.gif is None:
-        return Block("An episode", tag("p", picture.caption, class_="quiet"))
+        return tag("figure", caption, class_="episode")
     source = f"data:image/gif;base64,{b64encode(picture.gif).decode('ascii')}"
-    image = tag("img", src=source, alt="an episode of the policy, animated")
-    return Block("An episode", tag("figure", image, tag("figcaption", picture.caption), class_="episode"))
+    return tag("figure", tag("img", src=source, alt="an episode of the policy, animated"), caption, class_="episode")
 
 
-def evaluation_chart(facts: Facts) -> Markup | None:
-    """Draw the evaluations with their intervals, and the baselines as levels."""
-    curve = series(evaluation_records(facts), facts.axis, RETURN, band=(LOW, HIGH))
-    return chart([curve], x_label=facts.axis.replace("_", " "), y_label="return", levels=run_baselines(facts))
+def return_curves(facts: Facts) -> list[Series]:
+    """Return the curves of the return, those with points: evaluations, and the episodes of training; or that of the score."""
+    if not facts.has_agent:
+        return [series(facts.records, facts.axis, facts.score_name, name="learned")]
+    curves = [
+        series(evaluation_records(facts), facts.axis, RETURN, name="evaluations", band=(LOW, HIGH)),
+        series(facts.records, facts.axis, "episode_return", name="training"),
+    ]
+    return [curve for curve in curves if curve.points]
+
+
+def return_levels(facts: Facts) -> dict[str, float]:
+    """Return the values to compare the return, or the score, with."""
+    return run_baselines(facts) if facts.has_agent else score_baselines(facts)
+
+
+def return_chart(facts: Facts, size: tuple[int, int] = WIDE) -> Markup | None:
+    """Draw the return over the run's axis with the baselines as levels; or the score of a learned reward with its own."""
+    label = "return" if facts.has_agent else facts.score_name.removeprefix("held_out/").replace("_", " ")
+    return chart(
+        return_curves(facts),
+        x_label=facts.axis.replace("_", " "),
+        y_label=label,
+        levels=return_levels(facts),
+        size=size,
+    )
+
+
+def score_baselines(facts: Facts) -> dict[str, float]:
+    """Return the newest held-out figures of the baselines of a learned reward, by name."""
+    name = facts.score_name.removeprefix("held_out/")
+    pattern = re.compile(rf"held_out/(\w+)/{re.escape(name)}")
+    return {match[1]: value for key, value in facts.last.items() if (match := pattern.fullmatch(key))}
 
 
 def evaluations(facts: Facts) -> Block | None:
-    """Return the curve of evaluations, and a table of them."""
-    records, picture = evaluation_records(facts), evaluation_chart(facts)
-    if picture is None:
+    """Return a table of the evaluations; their curve is in the first section."""
+    records = evaluation_records(facts)
+    if not records:
         return None
-    episodes = facts.setting("eval.episodes")
-    each = f"{plural(episodes, 'episode')} each, " if isinstance(episodes, int) else ""
-    intro = tag("p", f"{each}on separate seeds; the band is a 95% bootstrap interval of the mean.")
     skipped = f"The newest {MAX_ROWS} of {len(records)}." if len(records) > MAX_ROWS else None
-    body = join(
-        intro,
-        tag("figure", picture, class_="wide"),
-        tag("p", skipped, class_="quiet") if skipped else None,
-        _table(facts, records),
-    )
-    return Block("Evaluation", body)
+    return Block("Evaluation", join(tag("p", skipped, class_="quiet") if skipped else None, _table(facts, records)))
 
 
 def _table(facts: Facts, records: list[Record]) -> Markup:

@@ -22,6 +22,7 @@ from torch import Tensor
 from millpond.devices.graphs import Replayed
 from millpond.envs.env_batch import EpisodeStats
 from millpond.envs.spec import ActionSpec
+from millpond.rollout.following import FollowingObservations
 from millpond.rollout.rows import Rows
 from millpond.rollout.slices import DeviceSlice, HostSlice, Lane, Slice
 from millpond.vector import Batch, FiniteCheck, Vector
@@ -180,13 +181,18 @@ class Collector:
         zero_state: bool = False,
         bootstraps_truncation: bool = True,
         bootstraps_row_end: bool = True,
+        next_observations: FollowingObservations | None = None,
     ) -> None:
-        """`zero_state`: every row begins with a state of zeros. Values that nothing bootstraps from are not computed."""
+        """`zero_state`: every row begins with a state of zeros. Values that nothing bootstraps from are not computed.
+
+        `next_observations` gets the observations after steps that rows do not store.
+        """
         self.vector, self.rows, self.actor, self.num_rows = vector, rows, actor, num_rows
         self.device = torch.device(device)
         self.generator = generator
         self.zero_state = zero_state
         self.bootstraps_truncation, self.bootstraps_row_end = bootstraps_truncation, bootstraps_row_end
+        self.next_observations = next_observations
         self.phase: Phase = phase or (lambda name: nullcontext())
         self._infer: AbstractContextManager[Any] = nullcontext()  # phases of the current round
         self._store: AbstractContextManager[Any] = nullcontext()
@@ -217,6 +223,8 @@ class Collector:
         done = Collected()
         self._finite.begin()
         self._rounds.clear()
+        if self.next_observations is not None:
+            self.next_observations.clear()
         self.rows.following[:], self._latest_row[:] = -1, -1
         try:
             self._fill(done)
@@ -307,6 +315,8 @@ class Collector:
                         turns.send()
                 else:
                     self._finite.current(batch)
+                    if self.next_observations is not None:
+                        self.next_observations.after_rows(envs.row, batch.first, batch.observation)
                     with self._infer:
                         envs.end_round(self.actor, bootstraps=self.bootstraps_row_end)
         turns.end_round()
@@ -364,6 +374,8 @@ class Collector:
         if truncated and self.bootstraps_truncation:
             with self._infer:
                 self._value_final_observations(envs, t)
+        if self.next_observations is not None:
+            self.next_observations.after_ends(envs.row, t, terminated | batch.truncated, batch.final_observation)
         if envs.remembers and self.rows.resets_state and (truncated or np.count_nonzero(terminated)):
             envs.reset_state(terminated | batch.truncated)
 

@@ -36,12 +36,18 @@ def state_shape(core: str, hidden_size: int, separate_critic: bool = False, num_
 
 
 def row_fields(
-    spec: EnvSpec | None, state_shape: tuple[int, ...], *, ratio: bool = False, baseline: bool = False
+    spec: EnvSpec | None,
+    state_shape: tuple[int, ...],
+    *,
+    ratio: bool = False,
+    baseline: bool = False,
+    learned_reward: bool = False,
 ) -> list[RowField]:
     """Return every array of the rows; without a spec, all but observations and actions.
 
     `state_shape` is the shape of one agent's recurrent state; it contains a 0 if the policy has no memory. `ratio`: advantages
-    are recomputed, which needs the newest probability ratio of every step. `baseline`: rewards are centred.
+    are recomputed, which needs the newest probability ratio of every step. `baseline`: rewards are centred. `learned_reward`:
+    a reward model predicts rewards, which advantages are estimated from.
     """
     fields = []
     if spec is not None:
@@ -70,6 +76,7 @@ def row_fields(
         ("advantage", "float32", True),
         *([("ratio", "float32", False)] if ratio else []),
         *([("reward_baseline", "float32", False)] if baseline else []),
+        *([("learned_reward", "float32", False)] if learned_reward else []),
     ):
         size = 1 if dtype == "bool" else FLOAT
         fields.append(RowField(name, (), dtype, size, per_step=True, trained=trained))

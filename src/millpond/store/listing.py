@@ -69,39 +69,36 @@ def list_runs(root: Path) -> list[RunRow]:
 
     A run with a broken file is listed with what could be read, and its note names the file.
     """
-    rows = []
-    for folder in root.iterdir() if root.is_dir() else ():
-        if not is_run(folder):
-            continue
-        status = read_status(folder)
-        record, problems = _last_record(folder)
-        try:
-            causes = dict.fromkeys(str(warning.get("cause", "")) for warning in read_warnings(folder))
-        except MillpondError as error:
-            causes, problems = {}, [*problems, str(error)]
-        checkpoints = Checkpoints(folder / "checkpoints")
-        saved, best = checkpoints.updates(), checkpoints.best_score()
-        headline = newest_headline(folder / METRICS, evaluated=best is not None)
-        counters = {name: record[name] for name in COUNTERS if name in record}
-        metrics = {name: value for name, value in record.items() if name not in COUNTERS}
-        rows.append(
-            RunRow(
-                name=folder.name,
-                folder=folder,
-                state=status.state,
-                note="; ".join(filter(None, (status.note, *problems))),
-                since=status.since,
-                checkpoint=saved[-1] if saved else None,
-                best_checkpoint=best[0] if best else None,
-                best_score=best[1] if best else None,
-                headline=headline[0] if headline else None,
-                result=headline[1] if headline else None,
-                counters=counters,
-                metrics=metrics,
-                warnings=tuple(causes),
-            )
-        )
+    rows = [read_row(folder) for folder in (root.iterdir() if root.is_dir() else ()) if is_run(folder)]
     return sorted(rows, key=lambda row: row.since)
+
+
+def read_row(folder: Path) -> RunRow:
+    """Read the facts about one run: small files, and the end of its metrics."""
+    status = read_status(folder)
+    record, problems = _last_record(folder)
+    try:
+        causes = dict.fromkeys(str(warning.get("cause", "")) for warning in read_warnings(folder))
+    except MillpondError as error:
+        causes, problems = {}, [*problems, str(error)]
+    checkpoints = Checkpoints(folder / "checkpoints")
+    saved, best = checkpoints.updates(), checkpoints.best_score()
+    headline = newest_headline(folder / METRICS, evaluated=best is not None)
+    return RunRow(
+        name=folder.name,
+        folder=folder,
+        state=status.state,
+        note="; ".join(filter(None, (status.note, *problems))),
+        since=status.since,
+        checkpoint=saved[-1] if saved else None,
+        best_checkpoint=best[0] if best else None,
+        best_score=best[1] if best else None,
+        headline=headline[0] if headline else None,
+        result=headline[1] if headline else None,
+        counters={name: record[name] for name in COUNTERS if name in record},
+        metrics={name: value for name, value in record.items() if name not in COUNTERS},
+        warnings=tuple(causes),
+    )
 
 
 def _last_record(folder: Path) -> tuple[Record, list[str]]:

@@ -110,11 +110,14 @@ def require_fitting_weights(owners: Mapping[str, Stateful], weights: Mapping[str
 
     for part, owner in owners.items():
         expected = owner.state_dict()
+        buffers = dict(owner.named_buffers()) if isinstance(owner, torch.nn.Module) else {}
         for name, tensor in weights.get(part, {}).items():
             fresh = expected.get(name) if isinstance(expected, Mapping) else None
             if not isinstance(fresh, torch.Tensor) or fresh.shape != tensor.shape:
                 continue  # names and shapes are checked by the owner
-            if fresh.dtype != tensor.dtype:
+            # Running means are in float32 on a device that has no float64.
+            wide = name in buffers and {fresh.dtype, tensor.dtype} == {torch.float32, torch.float64}
+            if fresh.dtype != tensor.dtype and not wide:
                 raise CheckpointError(
                     f"{source}: {part}/{name} is {_dtype(tensor)}, this run has {_dtype(fresh)}; {SKIP}"
                 )

@@ -80,6 +80,7 @@ class Run:
         self.metrics_path = folder / METRICS
         self.warnings_path = folder / WARNINGS
         self.tensorboard_path = folder / "tensorboard"
+        self.videos_path = folder / "videos"  # of evaluations, with log.videos
         self.checkpoints_path = folder / "checkpoints"
         self.report_path = folder / "report.html"
         self.starts_again = False  # resumed, but it had ended before it saved
@@ -106,7 +107,7 @@ class Run:
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise RunError(
-                f"{name!r} is not a valid run name; use letters, digits, '.', '_' and '-', a letter or digit first"
+                f"{name!r} is not a valid run name; use a to z, A to Z, digits, '.', '_' and '-', a letter or digit first"
             )
         run = Run(root / name, resumed=False, cwd=cwd)
         folder, root = run.folder, run.folder.parent

@@ -38,8 +38,10 @@ class Cost:
 
     def describe(self, seeds: int) -> str:
         """Return the cost in words."""
-        time = "time not known yet" if self.seconds is None else f"{duration(self.seconds * seeds)} ({self.source})"
-        return time + (f", {size(self.memory)}" if self.memory is not None else "")
+        if self.seconds is None:
+            return "how long a trial takes is not known yet: `millpond bench RECIPE` measures it, and so do the first trials"
+        buffers = f", each run with buffers of {size(self.memory)}" if self.memory is not None else ""
+        return f"a trial takes {duration(self.seconds * seeds)} ({self.source}){buffers}"
 
 
 @dataclass(frozen=True)

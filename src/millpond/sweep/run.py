@@ -13,7 +13,7 @@ from millpond.config.draft import load_draft
 from millpond.config.load import code_of, parse_override
 from millpond.errors import MillpondError
 from millpond.experiments.jobs import start_process, stop_processes
-from millpond.formatting import short_number
+from millpond.formatting import plural, short_number
 from millpond.planner.estimate import duration
 from millpond.sweep.folder import SweepFolder, SweepSettings, TrialRecord
 from millpond.sweep.points import PointRefused, check_point
@@ -187,8 +187,8 @@ def _report_cost(settings: SweepSettings, folder: SweepFolder, workers: int, say
         cost = check_point(settings, {}, at_once=workers, trust=True).cost
     except PointRefused:  # the space may have what the recipe lacks
         return
-    text = f"{folder.path}: {settings.trials} trials of {settings.seeds} seeds, {workers} at once; a trial takes "
-    say(text + cost.describe(settings.seeds) + ("" if cost.seconds else ", as this machine was not measured"))
+    text = f"{folder.path}: {plural(settings.trials, 'trial')} of {plural(settings.seeds, 'seed')}, {workers} at once; "
+    say(text + cost.describe(settings.seeds))
 
 
 def _report_trials(

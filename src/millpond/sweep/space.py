@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,7 @@ class Space:
 
 def read_space(path: Path) -> dict[str, Any]:
     """Read the plain values of a space."""
-    return read_mapping(path)
+    return read_mapping(path, example="ppo.gamma: [0.98, 0.99]")
 
 
 def make_space(values: Mapping[str, Any], loaded: Loaded, source: str) -> Space:
@@ -170,7 +171,8 @@ def _parameter(key: str, value: Any) -> Parameter:
         if step is not None:
             raise SpaceError(f"{key}.step={step}: choices have no steps")
         return Parameter(key, form, tuple(given), None, condition)
-    return Parameter(key, form, _ends(key, form, given), _step(key, form, step), condition)
+    low, high = _ends(key, form, given)
+    return Parameter(key, form, (low, high), _step(key, form, step, low, high), condition)
 
 
 def _ends(key: str, form: str, given: list[Any]) -> tuple[Any, ...]:
@@ -190,7 +192,7 @@ def _ends(key: str, form: str, given: list[Any]) -> tuple[Any, ...]:
     return float(low), float(high)
 
 
-def _step(key: str, form: str, step: Any) -> float | None:
+def _step(key: str, form: str, step: Any, low: float, high: float) -> float | None:
     if step is None:
         return None
     if form.startswith("log"):
@@ -199,6 +201,15 @@ def _step(key: str, form: str, step: Any) -> float | None:
         raise SpaceError(f"{key}.step={show(step)} must be a number above 0")
     if form == "int" and step != int(step):
         raise SpaceError(f"{key}.step={step} must be a whole number")
+    steps = (high - low) / step
+    if abs(steps - round(steps)) > 1e-6:
+        last = low + math.floor(steps) * step
+        raise SpaceError(
+            f"{key}.{form}=[{low:g}, {high:g}]: steps of {step:g} from {low:g} do not reach {high:g}; "
+            f"the last value would be {last:.6g}. Write [{low:g}, {last:.6g}]"
+            if last > low
+            else f"{key}.step={step:g} is larger than the range from {low:g} to {high:g}"
+        )
     return step
 
 

@@ -27,6 +27,10 @@ from tests.support.mixture_runs import (
     BLOCKS,
     BLOCKS_LIVE,
     LIVE,
+    MEMORY,
+    MEMORY_LIVE,
+    PRIORITIES,
+    QUANTILES,
     SMALL,
     assert_same_run,
     finish,
@@ -65,8 +69,10 @@ def resume(root: Path, name: str) -> MixtureTrainer:
         BLOCKS,
         {**LIVE, **BLOCKS_LIVE},
         ANNEALED,
+        PRIORITIES,
+        {**LIVE, **QUANTILES},
     ],
-    ids=["rounds", "live", "live-ratio", "single", "single-resets", "no-resets", "blocks", "live-blocks", "annealed"],
+    ids=lambda changes: changes.get("mixture.mode", "rounds"),
 )
 def test_run_matches_its_plan(tmp_path: Path, changes: dict[str, Any]) -> None:
     trainer = finish(start(tmp_path, "pond", changes))
@@ -173,6 +179,7 @@ def test_recovery_after_a_reset_is_measured(tmp_path: Path) -> None:
         (BLOCKS, [4, 6, 12]),
         ({**LIVE, **BLOCKS_LIVE}, [2, 5]),
         (ANNEALED, [4, 5, 9]),
+        (MEMORY, [2, 4, 9]),
         pytest.param({}, [3, 5, 9], marks=pytest.mark.slow),
         pytest.param(LIVE, [1, 3], marks=pytest.mark.slow),
         pytest.param({"mixture.mode": "single", **ONE}, [1, 4], marks=pytest.mark.slow),
@@ -233,8 +240,8 @@ def killed_at(make: Callable[[], MixtureTrainer], round_number: int, phase: int,
 @pytest.mark.filterwarnings("ignore:lake. stream:UserWarning")
 @pytest.mark.parametrize(
     "changes",
-    [{}, LIVE, BLOCKS, ANNEALED, {**BLOCKS, **RESETS}],
-    ids=["rounds", "live", "blocks", "annealed", "blocks-resets"],
+    [{}, LIVE, BLOCKS, ANNEALED, {**BLOCKS, **RESETS}, MEMORY, MEMORY_LIVE, PRIORITIES, QUANTILES],
+    ids=["rounds", "live", "blocks", "annealed", "blocks-resets", "memory", "memory-live", "priorities", "quantiles"],
 )
 def test_run_killed_in_each_phase_resumes_to_the_same_result(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Before the first checkpoint, in the agents' phase, in the BigAgent's, and in a short last round."""
@@ -246,6 +253,50 @@ def test_run_killed_in_each_phase_resumes_to_the_same_result(tmp_path: Path, cha
         killed_at(lambda: resume(tmp_path, "parts"), *death)
     finish(resume(tmp_path, "parts"))
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_plan_of_agents_with_memory_counts_their_states(tmp_path: Path) -> None:
+    trainer = finish(start(tmp_path, "pond", MEMORY))
+    plan, last = trainer.plan, records(tmp_path / "pond")[-1]
+    assert trainer.ponds is not None
+    assert [pond.nbytes for pond in trainer.ponds.ponds] == [plan.pond_bytes] * plan.agents
+    without = start(tmp_path, "without", {**MEMORY, "policy.core": "none", "dqn.burn_in": 0})
+    assert plan.pond_bytes is not None
+    assert without.plan.pond_bytes is not None
+    assert plan.pond_bytes - without.plan.pond_bytes == plan.pond_rows * 16 * 4
+    without.close()
+    assert last["big/updates"] == plan.big_updates_in_all
+    # Short blocks have fewer steps, and the burn-in is not learned from.
+    replayed = sum(value for name, value in last.items() if name.startswith("replayed/"))
+    assert 0 < replayed <= plan.big_updates_in_all * 8
+    assert verify(tmp_path / "pond" / "lake").good
+
+
+def test_big_agent_with_memory_is_loaded_and_remembers(tmp_path: Path) -> None:
+    trainer = finish(start(tmp_path, "pond", MEMORY))
+    loaded = millpond.load(tmp_path / "pond")
+    observation = torch.randint(0, 2, (3, 5), dtype=torch.uint8)
+    action, state = loaded.act(observation)
+    assert trainer.big is not None
+    network = trainer.big.dqn.mean
+    q, after = network.step(observation, network.initial_state(3))
+    assert torch.equal(action, q.argmax(-1).int())
+    torch.testing.assert_close(state, after)
+    _, later = loaded.act(observation, state)
+    torch.testing.assert_close(later, network.step(observation, after)[1])
+
+
+def test_clones_of_a_big_agent_with_quantiles_have_their_mean(tmp_path: Path) -> None:
+    trainer = finish(start(tmp_path, "pond", {**QUANTILES, "mixture.total_frames": 6 * 64}))
+    assert trainer.big is not None
+    observation = torch.randint(0, 2, (5, 4, 10, 10), dtype=torch.uint8)
+    expected = trainer.big.dqn.network.of_quantiles(observation)
+    assert expected.shape == (5, 3, 5)
+    for network in trainer.group.networks:
+        torch.testing.assert_close(network(observation), expected.mean(-1))
+    loaded = millpond.load(tmp_path / "pond")
+    assert torch.equal(loaded.act(observation)[0], expected.mean(-1).argmax(-1).int())
+    assert not any("big_raw/eval/episode_return" in record for record in records(tmp_path / "pond"))
 
 
 def test_grid_environment_is_supported(tmp_path: Path) -> None:

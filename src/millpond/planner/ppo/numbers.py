@@ -6,6 +6,7 @@ config -> envs in groups -> rounds of rows -> minibatches -> gradient updates, t
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
+from math import prod
 from typing import Any
 
 from millpond import fast
@@ -13,15 +14,19 @@ from millpond.config import Loaded, PPORecipe
 from millpond.config.check import flatten, refuse_violations
 from millpond.config.ppo import batch_size, num_envs, num_minibatches
 from millpond.config.rank_rules import rank_rules
+from millpond.config.reward_model import ONLINE
 from millpond.envs.spec import EnvSpec
 from millpond.formatting import plural, verb
+from millpond.planner.device_memory import device_training_memory
 from millpond.planner.estimate import Measured, TimeEstimate, speed_sections
 from millpond.planner.kind import Plan
-from millpond.planner.memory import TrainingMemory, collecting_bytes, training_memory
+from millpond.planner.memory import FLOAT, TrainingMemory, collecting_bytes, training_memory
 from millpond.planner.planned import Planned, plan_loaded
 from millpond.planner.remembered import AT_THE_START
 from millpond.rollout.schema import field_bytes, row_fields, state_shape
 from millpond.sizes import rows_per_round, trainer_envs
+
+ACTION_BYTES = 4  # of each number of an action
 
 # Numbers of a plan that are summed over ranks. The others, such as horizon or iterations, are the same for all.
 SUMMED = (
@@ -74,13 +79,23 @@ class PPOPlan(Plan):
     observation_bytes: int | None
     field_bytes: tuple[tuple[str, str, int], ...]  # name, shape and dtype, bytes
     collecting_bytes: int | None
+    rows_on_device: bool
     training: TrainingMemory | None
+    reward_model_bytes: int | None = 0  # of its store and its network with gradients and optimiser state
+
+    @property
+    def device_bytes(self) -> int | None:
+        """Bytes on a GPU at the peak: the rows, if they are there, states, advantages, and a training step."""
+        if self.training is None:
+            return None
+        rows = self.buffer_bytes if self.rows_on_device else 0
+        return rows + (self.collecting_bytes or 0) + self.training.total + (self.reward_model_bytes or 0)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of rows, collecting and a training step, as far as they are known."""
+        """Bytes of rows, collecting, a training step and a reward model, as far as they are known."""
         training = self.training.total if self.training is not None else 0
-        return self.buffer_bytes + (self.collecting_bytes or 0) + training
+        return self.buffer_bytes + (self.collecting_bytes or 0) + training + (self.reward_model_bytes or 0)
 
     @property
     def updates_in_run(self) -> int:
@@ -97,6 +112,7 @@ class PPOPlan(Plan):
             flat |= {f"training_{name}_bytes": count for name, count in asdict(self.training).items()}
             flat["training_bytes"] = self.training.total
             flat["memory_bytes"] = self.memory_bytes
+            flat["device_bytes"] = self.device_bytes
         return flat
 
     def with_agents(self, agents: int) -> str:
@@ -142,6 +158,7 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1, vector: st
         state_of_agent,
         ratio=recipe.ppo.recompute_advantage,
         baseline=recipe.ppo.reward_centering is not None,
+        learned_reward=recipe.ppo.reward_model is not None,
     )
     fields = [field for field in all_fields if field.bytes_each]
     sizes = [field_bytes(field, buffer_rows, horizon, agents_per_row) for field in fields]
@@ -195,21 +212,56 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1, vector: st
             (f.name, f"{shape} {f.dtype}", size) for f, shape, size in zip(fields, shapes, sizes, strict=True)
         ),
         collecting_bytes=collecting_bytes(spec, state_of_agent, envs, batch * agents_per_row),
-        training=training_memory(
-            spec if policy.target is None else None,  # not known for a custom policy
+        rows_on_device=not trainer.cpu_offload,
+        training=_training_memory(recipe, spec, micro_batch_rows, agents_per_row, cores),
+        reward_model_bytes=_reward_model_bytes(recipe, spec) if recipe.ppo.reward_model == ONLINE else 0,
+    )
+
+
+def _training_memory(
+    recipe: PPORecipe, spec: EnvSpec | None, rows: int, agents_per_row: int, cores: int
+) -> TrainingMemory | None:
+    """Return the memory of one gradient over `rows` rows; None if it is not known, as for a custom policy."""
+    policy, trainer, optimizer = recipe.policy, recipe.trainer, recipe.ppo.optimizer
+    if spec is None or policy.target is not None:
+        return None
+    if recipe.device != "cpu":
+        return device_training_memory(
+            spec,
             policy.core,
             policy.hidden_size,
-            recipe.ppo.optimizer,
-            trainer.precision,
-            micro_batch_rows,
-            horizon,
+            optimizer,
+            rows,
+            trainer.bptt_horizon,
             agents_per_row,
-            cores,
-            fast=trainer.fast and fast.is_on() and recipe.device == "cpu" and not trainer.compile,
             separate_critic=policy.separate_critic,
             num_layers=policy.num_layers,
-        ),
+        )
+    return training_memory(
+        spec,
+        policy.core,
+        policy.hidden_size,
+        optimizer,
+        trainer.precision,
+        rows,
+        trainer.bptt_horizon,
+        agents_per_row,
+        cores,
+        fast=trainer.fast and fast.is_on() and not trainer.compile,
+        separate_critic=policy.separate_critic,
+        num_layers=policy.num_layers,
     )
+
+
+def _reward_model_bytes(recipe: PPORecipe, spec: EnvSpec | None) -> int | None:
+    """Return the bytes of a reward model that learns: its store, and four numbers per parameter. None without a spec."""
+    if spec is None:
+        return None
+    observation, action, hidden = spec.observation, spec.action, recipe.reward_model.hidden_size
+    record = observation.nbytes + prod(action.shape) * ACTION_BYTES
+    width = 2 * prod(observation.shape) + (action.sizes[0] if action.kind == "discrete" else prod(action.shape))
+    parameters = (width + 1) * hidden + (hidden + 1) * hidden + hidden + 1
+    return recipe.reward_model.records * record + 4 * FLOAT * parameters
 
 
 def ppo_speed_settings(recipe: PPORecipe) -> dict[str, Any]:

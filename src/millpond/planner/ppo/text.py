@@ -6,10 +6,12 @@ from math import ceil
 
 from millpond.config import PPORecipe
 from millpond.config.check import flatten
+from millpond.config.reward_model import ONLINE
 from millpond.config.rules import as_override
 from millpond.config.schedules import schedules_of
 from millpond.config.style import STYLE_KEYS
 from millpond.formatting import bar, box, exact_size, figures, number, plural, sentence, size, verb
+from millpond.planner.device_memory import CARDS, describe_cards, largest_steps
 from millpond.planner.kind import KindText
 from millpond.planner.ppo.compare import (
     SCALE_HEADER,
@@ -35,6 +37,7 @@ def show_ppo(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
         *_style(recipe),
         *_run(recipe, plan),
         *_schedules(recipe, plan),
+        *_reward_model(recipe, plan),
         *_rows_memory(recipe, plan),
         *_training_memory(recipe, plan),
     ]
@@ -254,6 +257,28 @@ def _schedules(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     return ["", "Schedules", *figures(rows)] if rows else []
 
 
+def _reward_model(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
+    """Say where rewards come from if they are not the env's, and what that costs."""
+    name, settings = recipe.ppo.reward_model, recipe.reward_model
+    if name is None:
+        return []
+    lines = ["", "Reward model (ppo.reward_model)"]
+    if name != ONLINE:
+        return lines + sentence(
+            f"Advantages are estimated from the rewards that run {name} predicts; it learns no more."
+        )
+    steps = settings.episodes_per_batch * settings.steps_per_episode
+    memory = "" if plan.reward_model_bytes is None else f"{size(plan.reward_model_bytes)}; "
+    shape = f"{settings.episodes_per_batch:,} episodes x {settings.steps_per_episode:,} steps = {steps:,} steps each"
+    rows = [
+        ("records in its store", number(settings.records), f"{memory}saved in every checkpoint"),
+        ("finished episodes to begin", number(settings.min_episodes), "until then the env's rewards count"),
+        ("updates per iteration", number(settings.updates), f"{settings.objective}, {shape}"),
+        ("updates in the run", number(settings.updates * plan.iterations), "at most"),
+    ]
+    return lines + figures(rows)
+
+
 def _rows_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     rows = [(name, f"{count:,}", shape) for name, shape, count in plan.field_bytes]
     rows.append(("all fields", f"{plan.buffer_bytes:,}", size(plan.buffer_bytes)))
@@ -276,12 +301,18 @@ def _training_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     if training is None:
         return []
     parts = " (one micro-batch)" if plan.accumulated_parts > 1 else ""
-    sets = training.gradients // training.parameters
+    sets, on_cpu = training.gradients // training.parameters, recipe.device == "cpu"
     rows = [
         (f"minibatch{parts}", size(training.minibatch), "observations, stored for the backward pass"),
         ("activations", size(training.activations), f"and their gradients, {recipe.trainer.precision}"),
         *(
-            [("workspace", size(training.workspace), "at most; it depends on the processor")]
+            [
+                (
+                    "workspace",
+                    size(training.workspace),
+                    "at most; it depends on the processor" if on_cpu else "to clip gradients",
+                )
+            ]
             if training.workspace
             else []
         ),
@@ -292,10 +323,20 @@ def _training_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     ]
     lines = ["", "Memory of one training step, estimated", *figures(rows)]
     collecting = size(plan.collecting_bytes or 0)
-    return lines + sentence(
-        f"With the rows, and {collecting} for env arrays, recurrent states and advantages: "
-        f"{size(plan.memory_bytes)}, without the interpreter and its libraries."
-    )
+    if on_cpu:
+        return lines + sentence(
+            f"With the rows, and {collecting} for env arrays, recurrent states and advantages: "
+            f"{size(plan.memory_bytes)}, without the interpreter and its libraries."
+        )
+    assert plan.device_bytes is not None
+    rows_of = "the rows stay in the computer's memory" if not plan.rows_on_device else "with the rows"
+    lines += sentence(f"On the GPU, {rows_of}: {describe_cards(plan.device_bytes)}.")
+    steps = plan.agent_steps_per_gradient // plan.accumulated_parts
+    other = plan.device_bytes - training.total
+    each = plan.bptt_horizon * (plan.agent_steps_per_gradient // plan.minibatch_size)  # agent steps of a row
+    rows_by_card = {card: largest_steps(training, steps, other, card) // each for card in CARDS}
+    limits = ", ".join(f"{card} GB {rows * plan.bptt_horizon:,}" for card, rows in rows_by_card.items())
+    return lines + sentence(f"Largest trainer.max_minibatch_size by card: {limits}.")
 
 
 TEXT = KindText(

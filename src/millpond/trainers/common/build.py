@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from millpond.config import PPORecipe
+from millpond.devices import to_device
 from millpond.envs.check import CheckResult
 from millpond.envs.env_batch import EnvBatch, spawn_seeds
 from millpond.envs.registry import describe_error, make_env_batch
@@ -38,14 +39,14 @@ def make_policy(recipe: PPORecipe, spec: EnvSpec, device: torch.device) -> Any:
     if policy.num_layers != 1:  # custom policies need not know it
         settings["num_layers"] = policy.num_layers
     if policy.target is None:
-        return build_policy(spec.observation, spec.action, **settings).to(device)
+        return to_device(build_policy(spec.observation, spec.action, **settings), device)
     custom = load_policy_factory(policy.target)(spec.observation, spec.action, **settings)
     if not recipe.ppo.value_trains_core and not isinstance(custom, Policy):
         raise PolicyError(
             f"ppo.value_trains_core=false has no effect on the custom policy policy.target={policy.target}, which decides "
             "itself what its value loss trains; set it to true"
         )
-    return custom.to(device)
+    return to_device(custom, device)
 
 
 def ppo_player(recipe: PPORecipe, spec: EnvSpec, checkpoint: Checkpoint) -> Player:

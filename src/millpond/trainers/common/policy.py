@@ -15,7 +15,7 @@ from torch import Tensor
 
 from millpond.config.env_options import env_options
 from millpond.config.recipe import Recipe
-from millpond.devices import make_generator
+from millpond.devices import make_generator, to_device
 from millpond.envs.format import EnvFormat, format_of
 from millpond.envs.objects import binding
 from millpond.envs.spec import EnvSpec
@@ -255,7 +255,7 @@ def load_policy(
     with binding(objects):
         spec = make_spec(recipe.env, stacked=True)
         player = KINDS[recipe.kind].player.load()(recipe, spec, checkpoint)
-    network = player.network.to(torch.device(device))
+    network = to_device(player.network, torch.device(device))
     load_weights({player.weights: network}, checkpoint.weights, f"run {opened.name!r}, checkpoint {checkpoint.path}")
     network.eval()
     which = "best checkpoint" if best else "newest checkpoint"

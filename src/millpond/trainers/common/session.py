@@ -27,8 +27,9 @@ from millpond.kinds import KINDS, Kind
 from millpond.loop import Loop
 from millpond.planner.estimate import require_device
 from millpond.planner.planned import plan_over_ranks
-from millpond.record import Axis, Console, Counters, Sink, TensorBoard, Timer, WeightsAndBiases
+from millpond.record import Axis, Console, Counters, Sink, TensorBoard, Timer, Trackio, WeightsAndBiases
 from millpond.store import Run, check_changes, find_run
+from millpond.store.stop import StopRequests
 from millpond.trainers.common.envs import make_spec
 from millpond.trainers.common.health.checks import Check
 from millpond.trainers.common.health.monitor import HealthSink
@@ -218,11 +219,12 @@ def make_sinks(
     timer: Timer,
     checks: Mapping[str, Check] | None = None,
 ) -> list[Sink]:
-    """Create the sinks of a run: console, and TensorBoard and Weights & Biases if the config enables them.
+    """Create the sinks of a run: console, and TensorBoard, Weights & Biases and trackio if the config enables them.
 
     `checks`: warnings about its records, by cause.
     """
     axis = axis_of(recipe)
+    videos = run.videos_path if recipe.log.videos else None
     console = Console(
         loop,
         counters,
@@ -233,11 +235,11 @@ def make_sinks(
         title=" · ".join([run.name, recipe.kind, *([recipe.env.id] if recipe.acts else [])]),
         limit_left=lambda: timer.seconds_left(recipe.trainer.max_seconds),
     )
-    sinks: list[Sink] = [console]
+    sinks: list[Sink] = [console, StopRequests(run.folder, loop)]
     if checks:
         sinks.append(HealthSink(run.warnings_path, checks, console.warn))
     if recipe.log.tensorboard:
-        sinks.append(TensorBoard(run.tensorboard_path, axis))
+        sinks.append(TensorBoard(run.tensorboard_path, axis, videos=videos))
     if recipe.log.wandb != "off":
         sinks.append(
             WeightsAndBiases(
@@ -248,6 +250,18 @@ def make_sinks(
                 project=recipe.log.wandb_project,
                 mode=recipe.log.wandb,
                 config=recipe.model_dump(mode="json"),
+                videos=videos,
+            )
+        )
+    if recipe.log.trackio:
+        sinks.append(
+            Trackio(
+                run.name,
+                run.run_id,
+                axis,
+                project=recipe.log.trackio_project,
+                config=recipe.model_dump(mode="json"),
+                videos=videos,
             )
         )
     return sinks
@@ -300,6 +314,10 @@ def make_trainer(
     `recorded` is what `require_trainer` returned, if it was called; `callbacks` are those of `as_callbacks`.
     """
     kind = KINDS[loaded.recipe.kind]
+    if loaded.recipe.log.videos:
+        from millpond.trainers.common.videos import EvaluationVideos  # which imports this module
+
+        callbacks = (EvaluationVideos(), *callbacks)
     options: dict[str, Any] = {"callbacks": callbacks, **({"recorded": recorded} if kind.prepare is not None else {})}
     if _trained_by_ranks(kind):
         options["ranks"] = ranks

@@ -6,7 +6,6 @@ draw the same batches, and each learns from its part of them.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,14 +17,15 @@ from torch import Tensor
 
 from millpond import fast
 from millpond.config import MixtureRecipe
+from millpond.devices import saved
 from millpond.distributed import ALONE, Ranks
 from millpond.envs.spec import EnvSpec
 from millpond.formatting import plural
 from millpond.learners import DQN, AgentGroup, Collection, Epsilon, QNetwork, build_q_network
 from millpond.learners.augment import random_shift
-from millpond.learners.dqn import GoalBatch
+from millpond.learners.dqn import GoalBatch, Replayed
 from millpond.learners.q_network import LearnerError
-from millpond.learners.returns import block_returns, goal_batches
+from millpond.learners.returns import block_returns, goal_batches, prioritised_order, sequence_batches
 from millpond.planner import MixturePlan
 from millpond.replay import Lake
 from millpond.replay.pond import PondBatch
@@ -51,13 +51,15 @@ def seed_for(seed: int, purpose: int, number: int = 0) -> int:
     return int(np.random.SeedSequence([seed, purpose, number]).generate_state(1)[0])
 
 
-def make_network(recipe: MixtureRecipe, spec: EnvSpec, number: int = 0) -> QNetwork:
+def make_network(recipe: MixtureRecipe, spec: EnvSpec, number: int = 0, quantiles: int | None = None) -> QNetwork:
     """Build the Q-network of agent `number`."""
     return build_q_network(
         spec.observation,
         spec.action,
         encoder=recipe.policy.encoder,
         hidden_size=recipe.policy.hidden_size,
+        core=recipe.policy.core,
+        quantiles=quantiles or 1,
         normalize_observations=recipe.policy.normalize_observations,
         generator=torch.Generator().manual_seed(seed_for(recipe.seed, NETWORK, number)),
     )
@@ -99,12 +101,12 @@ class BigAgent:
     ) -> None:
         device, self.ranks = torch.device(recipe.device), ranks
         self.dqn = DQN(
-            make_network(recipe, spec, plan.agents),
+            make_network(recipe, spec, plan.agents, recipe.dqn.quantiles),
             recipe.dqn,
             device=device,
             total_updates=plan.big_updates_in_all,
             compiled=fast.dqn_updates if recipe.trainer.fast else None,
-            initial=lambda reset: make_network(recipe, spec, plan.agents + reset),
+            initial=lambda reset: make_network(recipe, spec, plan.agents + reset, recipe.dqn.quantiles),
         )
         if recipe.dqn.random_shift and [part.kind for part in spec.observation.parts] != ["pixels"]:
             raise LearnerError(
@@ -124,7 +126,7 @@ class BigAgent:
         self._actor: AgentGroup | None = None
         if vector is not None:
             self._actor = AgentGroup(
-                [copy.deepcopy(self.dqn.network)],
+                [make_network(recipe, spec)],
                 [vector],
                 recipe.pqn.model_copy(update={"num_envs": vector.num_envs}),
                 seeds=[seed_for(recipe.seed, EXPLORATION, plan.agents)],
@@ -140,7 +142,7 @@ class BigAgent:
         if self._actor is None:
             return {}
         since = self.epsilon.since_reset
-        self._actor.networks[0].load_state_dict(self.dqn.network.state_dict())
+        self._actor.networks[0].pull(self.dqn.network)
         (collection,) = self._actor.collect()
         self.epsilon.since_reset = since  # it counts updates, not steps
         return {"big": collection}
@@ -161,26 +163,39 @@ class BigAgent:
             self.ranks.all_reduce(replayed)
         self.replayed += replayed
 
-    def _batches(self, count: int) -> Iterator[Sequence[PondBatch | GoalBatch]]:
+    def _batches(self, count: int) -> Iterator[Sequence[Any]]:
         """Yield `count` batches, some at once; with returns over blocks, those that have the same parameters' returns."""
         config = self.dqn.config
         if config.target == "n_step":
             done = 0
             while done < count:
                 updates = self.dqn.updates_with_same_targets(min(count - done, self._most_drawn))
-                drawn = self.pond.sample(
+                batches = self.pond.sample(
                     updates, self.sampler, self._part, n_step=self.dqn.n_step, gamma=self.dqn.gamma
                 )
                 done += updates
-                yield self._shifted(drawn)
+                yield self._shifted(batches)
             return
-        stacked = self.pond.stack is not None
+        stacked, learned = self.pond.stack is not None, config.block_steps - config.burn_in
         for done in range(0, count, config.updates_per_target):
             updates = min(config.updates_per_target, count - done)
-            blocks = self.pond.next_blocks(updates * config.batch_size)
+            if self.dqn.network.states:
+                blocks = self.pond.next_blocks(blocks=updates * config.batch_size // learned)
+                returns = block_returns(self.dqn, blocks, stacked=stacked)
+                yield sequence_batches(self.dqn, blocks, returns, updates, stacked=stacked)
+                continue
+            drawn = updates * config.batch_size
+            blocks = self.pond.next_blocks(drawn * (config.priority_pool if config.priority_exponent else 1))
             returns = block_returns(self.dqn, blocks, stacked=stacked)
+            if config.priority_exponent:
+                places, weight = (
+                    each.view(updates, -1)
+                    for each in prioritised_order(self.dqn, blocks, returns, drawn, self.sampler, stacked=stacked)
+                )
+                yield self._shifted(goal_batches(blocks, returns, places, stacked=stacked, weight=weight))
+                continue
             # The last block may have more steps than are needed; a random few are left out.
-            order = self.sampler.permutation(len(returns))[: updates * config.batch_size].reshape(updates, -1)
+            order = self.sampler.permutation(len(returns))[:drawn].reshape(updates, -1)
             mine = self.pond.send(order[:, self._part])
             yield self._shifted(goal_batches(blocks, returns, mine, stacked=stacked))
 
@@ -206,7 +221,7 @@ class BigAgent:
 
         return [shifted(batch, shift) for batch, shift in zip(batches, shifts, strict=True)]
 
-    def _learn(self, batches: Sequence[PondBatch | GoalBatch]) -> Iterable[Mapping[str, Any]]:
+    def _learn(self, batches: Sequence[Replayed]) -> Iterable[Mapping[str, Any]]:
         """Take one gradient step per batch; yield metrics of each. With several ranks all of them take every step together."""
         if self.ranks.all_reduce is None:
             return self.dqn.update_all(batches)
@@ -241,8 +256,9 @@ class BigAgent:
             "epsilon": self.epsilon.state_dict(),
             "sampler": self.sampler.bit_generator.state,
             "blocks": self.pond.order.state_dict(),
-            "replayed": self.replayed.clone(),
+            "replayed": saved(self.replayed),
             "exploration": None if actor is None else actor.generators[0].get_state(),
+            "memory": None if actor is None else actor.collector.state.clone(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -254,6 +270,13 @@ class BigAgent:
             self.pond.order.load_state_dict(state["blocks"])
         if self._actor is not None:
             self._actor.generators[0].set_state(state["exploration"])
+            if state.get("memory") is not None:  # states of earlier versions have none
+                self._actor.collector.state.copy_(state["memory"])
+
+    def begin_episodes(self) -> None:
+        """Forget its own episodes: its envs begin new ones."""
+        if self._actor is not None:
+            self._actor.begin_episodes()
 
 
 @dataclass

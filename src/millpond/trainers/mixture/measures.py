@@ -86,6 +86,7 @@ class Diversity:
     """Return the share of actions in which two agents differ: the mean over pairs, on a fixed set of observations.
 
     These are taken from the first collections, equally many of every agent. Arguments are those of this rank's agents.
+    Agents with memory see each as the first of an episode.
     """
 
     def __init__(self, device: str, agents: int, ranks: Ranks = ALONE) -> None:

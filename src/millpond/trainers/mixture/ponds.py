@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from millpond.config import MixtureRecipe
-from millpond.config.mixture import longest_n_step
+from millpond.config.mixture import longest_n_step, state_shape
 from millpond.distributed import ALONE, Ranks
 from millpond.planner import MixturePlan
 from millpond.replay import Lake, LakeError, Schema, Steps, Writer
@@ -204,7 +204,8 @@ def make_ponds(recipe: MixtureRecipe, plan: MixturePlan, folder: Path, ranks: Ra
     if plan.mode == "single":
         return None
     spec = make_spec(recipe.env, stacked=False)
-    lake = Lake.create(folder, Schema.from_spec(spec), max_bytes=recipe.lake.max_bytes)
+    schema = Schema.from_spec(spec, state_shape=state_shape(recipe))
+    lake = Lake.create(folder, schema, max_bytes=recipe.lake.max_bytes)
     agents = agents_of_rank(ranks, plan.agents)
     streams = [StreamConfig(agent_name(number), plan.envs_per_agent, plan.pond_rows) for number in agents]
     if plan.own_envs and ranks.first:
@@ -318,11 +319,17 @@ class BigPond:
             offset=self.order.offset(self.recipe.dqn.block_steps),
         )
 
-    def next_blocks(self, transitions: int) -> BlockBatch:
-        """Return the next blocks, with at least so many steps: all blocks once, in a random order, then all again."""
+    def next_blocks(self, transitions: int | None = None, *, blocks: int = 0) -> BlockBatch:
+        """Return the next blocks: so many `blocks`, or as many as have at least so many `transitions`.
+
+        All blocks are returned once, in a random order, then all again.
+        """
         if self.pond is None:
             raise LakeError("the BigPond is empty: fill it or add to it before sampling")
-        which = self.order.take(self._blocks.steps, transitions)
+        if transitions is None:
+            which = self.order.take(np.ones(len(self._blocks), np.int64), blocks)
+        else:
+            which = self.order.take(self._blocks.steps, transitions)
         return read_blocks(self.pond, self._blocks, which, self.recipe.dqn.block_steps, stack=self.stack)
 
 

@@ -118,6 +118,10 @@ class MixtureTrainer:
         start_from(ranks, self.group.networks, None if self.big is None else self.big.dqn, weights_from)
         if run.resumed and restore_over_ranks(ranks, self.checkpoints, self.parts):
             ranks.run_on_first(self._check_position)
+            if not self.players.spec.savable:  # episodes restart
+                self.group.begin_episodes()
+                if self.big is not None:
+                    self.big.begin_episodes()
         if self.ponds is not None and self.big is not None:
             self.ponds.open()
             if self.live and run.resumed:
@@ -296,7 +300,7 @@ class MixtureTrainer:
         if self.big is not None:
             self.extra["big/eval/episode_return"] = evaluation.mean
             weights = self.big.dqn.network
-            if self.players.policy is not weights:  # it is the mean of the weights
+            if self.recipe.dqn.mean_decay is not None:
                 raw = evaluate_on_first(self.ranks, lambda: self.evaluator(weights))
                 self.extra["big_raw/eval/episode_return"] = raw.mean
         if self.plan.resets:

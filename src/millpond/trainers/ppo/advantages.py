@@ -97,6 +97,8 @@ def refresh_advantages(
 def inputs_of(rows: Rows, some: slice | torch.Tensor, estimator: Estimator) -> dict[str, Any]:
     """Return the arrays [R, T, a] of some rows from which the recursion is computed."""
     arrays: dict[str, Any] = {name: rows[name][some] for name in INPUTS}
+    if "learned_reward" in rows.fields:
+        arrays["reward"] = rows["learned_reward"][some]
     if "reward_baseline" in rows.fields:
         arrays["reward"] = arrays["reward"] - rows["reward_baseline"][some]
     if estimator.ignore_truncation:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from millpond.devices import precise_dtype
 from millpond.envs.spec import ObservationSpec
 from millpond.losses import Coefficients
 from millpond.policies.normalizer import FLOOR
@@ -70,9 +71,9 @@ def _sample(rows: Rows, num_rows: int, spec: ObservationSpec) -> Tensor:
 
 
 def _ranges(numbers: Tensor) -> Tensor:
-    """[N, D] -> [D]: the largest minus the smallest value, in float64, in which no difference of floats overflows."""
+    """[N, D] -> [D]: the largest minus the smallest value, if possible in float64, in which no difference overflows."""
     low, high = torch.aminmax(numbers.byte() if numbers.dtype == torch.bool else numbers, dim=0)
-    return high.double() - low.double()
+    return high.to(precise_dtype(high.device)) - low.to(precise_dtype(low.device))
 
 
 def value_gradient_share(
@@ -102,4 +103,6 @@ def value_gradient_share(
 
 
 def _flat(gradients: tuple[Tensor | None, ...]) -> Tensor:
-    return torch.cat([gradient.flatten().double() for gradient in gradients if gradient is not None])
+    return torch.cat(
+        [gradient.flatten().to(precise_dtype(gradient.device)) for gradient in gradients if gradient is not None]
+    )

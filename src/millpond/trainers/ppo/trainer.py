@@ -69,6 +69,7 @@ from millpond.trainers.ppo.build import (
 )
 from millpond.trainers.ppo.device_update import DeviceUpdate, hold_learning_rate_on_device, require_constant_decay
 from millpond.trainers.ppo.measures import EVERY, gradient_is_due, observation_ranges, value_gradient_share
+from millpond.trainers.ppo.reward_model import OnlineRewardModel, make_reward_model
 from millpond.trainers.ppo.schedule_free import ScheduleFreeAdamW, averaged
 from millpond.trainers.ppo.scheduled import ScheduledSettings
 from millpond.trainers.ppo.update import Step, Updater, refresh_rows, train_minibatch, update_value_scale
@@ -124,6 +125,7 @@ class PPOTrainer:
                 state_shape,
                 ratio=recipe.ppo.recompute_advantage,
                 baseline=recipe.ppo.reward_centering is not None,
+                learned_reward=recipe.ppo.reward_model is not None,
             ),
             planned.buffer_rows,
             planned.bptt_horizon,
@@ -132,6 +134,7 @@ class PPOTrainer:
             "cpu" if recipe.trainer.cpu_offload else str(self.device),
             resets_state=recipe.ppo.reset_state,
         )
+        self.reward_model = make_reward_model(recipe, spec, self.rows, run, self.device)
         self.collector = Collector(
             self.vector,
             self.rows,
@@ -144,6 +147,7 @@ class PPOTrainer:
             zero_state=recipe.ppo.row_state == "zero",
             bootstraps_truncation=recipe.ppo.bootstrap_truncation and not recipe.ppo.ignore_truncation,
             bootstraps_row_end=recipe.ppo.row_end == "bootstrap",
+            next_observations=None if self.reward_model is None else self.reward_model.next_observations,
         )
         self.scheduled = ScheduledSettings(recipe, total.iterations)
         self.now = self.scheduled.at(0)  # settings of the current iteration
@@ -166,16 +170,20 @@ class PPOTrainer:
             keep_every=recipe.checkpoint.keep_every,
         )
         self.parts = Parts(
-            weights={"policy": self.policy},
+            weights={
+                "policy": self.policy,
+                **({"reward": self.reward_model.network} if isinstance(self.reward_model, OnlineRewardModel) else {}),
+            },
             state={
                 "optimizer": self.optimizer,
                 "collector": PerRank(ranks, self.collector),
                 "vector": PerRank(ranks, VectorState(self.vector, seeds[4])),
                 "random": PerRank(ranks, RandomState(sampler=self.sampler)),
+                **({} if self.reward_model is None else {"reward_model": self.reward_model}),
                 "callbacks": self.callbacks,
             },
             values={"loop": self.loop, "counters": self.counters, "recorder": self.recorder},
-            may_lack=("callbacks",),
+            may_lack=("callbacks", "reward_model"),
         )
         self._updates_of_epoch: list[tuple[Draw, Step]] = []  # of this update epoch, and the last one before it
         self.score: float | None = None
@@ -253,6 +261,10 @@ class PPOTrainer:
         self.counters.agent_steps += collected.agent_steps
         self.counters.frames += collected.env_steps * self.vector.spec.frame_skip
         self.counters.episodes += len(collected.episodes)
+        if self.reward_model is not None:
+            with self.timer("reward_model"):
+                for name, value in self.reward_model.after_collection().items():
+                    self.loop.record(name, value)
         return collected
 
     def _acting_threads(self) -> int:

@@ -17,7 +17,6 @@ from millpond.config.mixture import DQNConfig
 from millpond.devices import make_generator
 from millpond.distributed import ALONE
 from millpond.envs.env_batch import EpisodeStats
-from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
 from millpond.learners import DQN, SAC, Epsilon, QNetwork, epsilon_greedy
 from millpond.learners.sac import SACActor
@@ -27,7 +26,8 @@ from millpond.replay.schema import Schema
 from millpond.replay.steps import PROVENANCE, Steps
 from millpond.rewards import objectives
 from millpond.rewards.batches import StepSampler
-from millpond.rewards.network import RewardInputs, RewardNetwork, StepBatch
+from millpond.rewards.network import RewardNetwork, StepBatch
+from millpond.rewards.own_episodes import env_inputs, env_step_batch
 from millpond.rollout.collector import put_actions
 from millpond.store import Run
 from millpond.trainers.common.backend import VectorSizes, choose_vector, keeping_random_state, time_network
@@ -37,29 +37,6 @@ from millpond.trainers.common.play import Evaluation, evaluate
 from millpond.trainers.reward.setup import AGENT_HIDDEN_SIZE, make_player
 from millpond.vector import BackendChoice, FiniteCheck
 from millpond.vector.finite import is_finite
-
-
-def env_inputs(spec: EnvSpec) -> RewardInputs:
-    """Inputs of a reward network for an environment: its observation as a flat vector."""
-    action = spec.action
-    if action.kind in ("multidiscrete", "mixed"):
-        raise MillpondError(
-            f"{spec.id} has several actions per step; full mode supports one choice, or continuous ones"
-        )
-    if spec.action_masks:
-        raise MillpondError(f"{spec.id} masks actions; full mode supports only environments without action masks")
-    numbers = int(np.prod(spec.observation.shape, dtype=np.int64))
-    width = action.sizes[0] if action.kind == "discrete" else int(np.prod(action.shape, dtype=np.int64))
-    return RewardInputs(numbers, width)
-
-
-def pond_step_batch(observation: Tensor, action: Tensor, next_observation: Tensor, inputs: RewardInputs) -> StepBatch:
-    """Transitions of a pond [N, ...] as inputs of a reward network."""
-    if not action.is_floating_point():
-        action = torch.nn.functional.one_hot(action.long().flatten(), inputs.action)
-    return StepBatch(
-        observation.flatten(1).float(), action.flatten(1).float(), next_observation.flatten(1).float(), {}, {}
-    )
 
 
 class PondBatches:
@@ -103,7 +80,7 @@ class PondBatches:
     def _batch(self, sent: dict[str, Tensor]) -> StepBatch:
         frames, now, after = self.pond.fields["observation/observation"], sent["now"], sent["after"]
         action = self.pond.fields["action"].index_select(0, now)
-        return pond_step_batch(frames.index_select(0, now), action, frames.index_select(0, after), self.network.inputs)
+        return env_step_batch(frames.index_select(0, now), action, frames.index_select(0, after), self.network.inputs)
 
     def skip(self, rng: np.random.Generator) -> None:
         """Take as many numbers from the generator as one batch does."""
@@ -310,7 +287,7 @@ class RewardAgent:
         reward = None
         if agent.learn_from == "predicted":
             with torch.no_grad():
-                steps = pond_step_batch(batch.observation, batch.action, batch.next_observation, self.inputs)
+                steps = env_step_batch(batch.observation, batch.action, batch.next_observation, self.inputs)
                 reward = reward_network.reward(steps)
         self.epsilon.advance(1)
         metrics = self.learner.update(batch, reward)

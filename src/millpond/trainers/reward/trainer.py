@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from millpond.config import Loaded, RewardRecipe
-from millpond.devices import is_emulated, make_generator
+from millpond.devices import is_emulated, make_generator, to_device
 from millpond.distributed import ALONE
 from millpond.errors import MillpondError
 from millpond.formatting import plural, sentence
@@ -75,7 +75,7 @@ class RewardTrainer:
             choice = choose_agent_vector(recipe, run, self.device)
             self.agent = RewardAgent(recipe, int(seeds[5]), planned.batches, self.device, choice)
             self.network = make_network(recipe, self.agent.inputs, int(seeds[3]))
-        self.network.to(self.device)
+        to_device(self.network, self.device)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
         fused = self.device.type in ("cpu", "cuda") or is_emulated(self.device)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=recipe.reward.learning_rate, fused=fused)

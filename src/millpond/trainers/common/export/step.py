@@ -273,7 +273,8 @@ class PolicyStep(nn.Module):
             return action, value, after, _distribution(network.head, of_head, mask)
         chosen = network.act(observation, state, action_mask=mask, deterministic=True)
         if isinstance(network, QNetwork):
-            return chosen.action, chosen.value, state, {"q_values": _allowed(network(observation), mask)}
+            q, _ = network.step(observation, state)
+            return chosen.action, chosen.value, chosen.state, {"q_values": _allowed(q, mask)}
         return chosen.action, chosen.value, chosen.state, {}
 
 

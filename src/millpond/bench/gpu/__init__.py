@@ -1,0 +1,1 @@
+"""Measurements on a GPU, to be sent in: `millpond bench --gpu-report`."""
