@@ -363,7 +363,8 @@ def _in_lower_precision(operation: Any, *args: Any, **kwargs: Any) -> Any:
         floats = isinstance(value, torch.Tensor) and value.dtype == torch.float32
         return value.to(dtype) if floats else value
 
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    key: Any = torch._C.DispatchKey
+    keys = torch._C.DispatchKeySet(key.AutocastPrivateUse1)
     with torch._C._ExcludeDispatchKeyGuard(keys):
         return operation(*tree_map(lowered, args), **tree_map(lowered, kwargs))
 
