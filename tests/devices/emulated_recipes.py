@@ -19,14 +19,15 @@ from millpond.store import Run
 
 register()
 NEEDS = {  # recipe: the module of its environment
-    "atari": "ale_py", "mixture-gravitar": "ale_py", "minatar": "minatar", "mixture-minatar": "minatar",
-    "mixture": "minatar", "mixture-best": "minatar", "metta-2026": "mettagrid", "mettagrid": "mettagrid",
-    "mujoco": "mujoco", "multiagent": "pettingzoo", "puffer-metta": "mettagrid",
+    "atari": "ale_py", "mixture-gravitar": "ale_py", "mixture-gravitar-best": "ale_py", "minatar": "minatar",
+    "mixture-minatar": "minatar", "mixture": "minatar", "mixture-best": "minatar", "metta-2026": "mettagrid",
+    "mettagrid": "mettagrid", "mujoco": "mujoco", "multiagent": "pettingzoo", "puffer-metta": "mettagrid",
 }  # fmt: skip
 QUICK = ("grid", "mixture", "reward-online")
 RECIPES = (
     "atari", "grid", "gym", "metta", "metta-2026", "mettagrid", "minatar", "mixture", "mixture-best", "mixture-gravitar",
-    "mixture-minatar", "mixture-seed", "mujoco", "multiagent", "puffer-metta", "reward", "reward-online",
+    "mixture-gravitar-best", "mixture-minatar", "mixture-recall", "mixture-seed", "mujoco", "multiagent", "puffer-metta",
+    "reward", "reward-online",
 )  # fmt: skip
 LENGTHS = ("mixture.total_frames", "reward.epochs")  # that a resume doubles, if the recipe has them
 

@@ -16,7 +16,7 @@ from millpond.devices.emulated import register
 from millpond.devices.emulated_streams import RaceError
 from millpond.devices.staging import BlockField, Downloads, Uploads
 from millpond.devices.streams import make_event, make_stream, on_stream
-from millpond.trainers.common.session import load_to_run, make_trainer, start_run
+from millpond.trainers.common.session import load_to_run, make_trainer, resume_run, start_run
 from millpond.trainers.ppo.trainer import PPOTrainer
 
 register()
@@ -168,3 +168,24 @@ def test_rows_and_updates_equal_those_of_the_cpu(case: str, offload: bool, tmp_p
         assert torch.allclose(others[name][at].float(), array[at].float(), rtol=1e-5, atol=1e-5), name
     for name, weight in weights.items():
         torch.testing.assert_close(other_weights[name], weight, rtol=1e-4, atol=1e-5)
+
+
+def test_run_with_graphs_resumes_bit_for_bit(tmp_path: Path) -> None:
+    settings = [*SHORT, "trainer.update_epochs=3", "trainer.graphs=true", "trainer.total_iterations=4"]
+    found = []
+    for stops in (False, True):
+        with trainer_on("emulated", tmp_path, "grid", *settings) as trainer:
+            if stops:
+                trainer.loop.at_end("iteration", lambda ended: trainer.loop.stop("half of it"), every=2)
+            trainer.train()
+            found.append([parameter.detach().cpu() for parameter in trainer.policy.parameters()])
+    loaded, run = resume_run(trainer.run.name, [], str(tmp_path))
+    resumed: Any = make_trainer(loaded, run)
+    try:
+        assert resumed.optimizer.param_groups[0]["lr"].device.type == DEVICE.type
+        resumed.train()
+    finally:
+        resumed.close()
+    for one, other, before in zip(found[0], resumed.policy.parameters(), found[1], strict=True):
+        assert torch.equal(other.detach().cpu(), one)
+        assert not torch.equal(before, one)

@@ -19,13 +19,14 @@ MODULES = [
     "emulated_memory.py",
     "emulated_cores.py",
     "emulated_graphs.py",
+    "emulated_equality.py",
     "triton_kernels.py",
 ]
 HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["emulated_recipes.py", "emulated_memory.py"])
+@pytest.mark.parametrize("module", ["emulated_recipes.py", "emulated_memory.py", "emulated_equality.py"])
 def test_slow_tests_of_modules_pass_in_a_separate_process(module: str) -> None:
     run_in_separate_process(module, "-m", "slow")
 

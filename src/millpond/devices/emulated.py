@@ -296,6 +296,7 @@ def is_pinned(tensor: torch.Tensor) -> bool:
 _registered = False
 _float64_is_refused = False
 _library: Any = None  # kept, so that its kernels stay registered
+_autocast: list[Any] = []
 
 
 def refuses_float64() -> bool:
@@ -332,14 +333,40 @@ def register() -> None:
             host_waits()
 
         def get_amp_supported_dtype(self) -> list[torch.dtype]:
-            return []
+            return [torch.bfloat16]
 
     _setup_privateuseone_for_python_backend(EMULATED, backend_module=Module())
     make_library: Any = torch.library.Library
     _library = make_library("aten", "IMPL")
     for name, function in (("empty.memory_format", _empty), ("empty_strided", _empty_strided)):
         _library.impl(name, function, "PrivateUse1")
+    _register_autocast()
     _registered = True
+
+
+def _register_autocast() -> None:
+    """Let products and convolutions compute in the dtype of autocast, and everything else in that of its arguments."""
+    make_library: Any = torch.library.Library
+    fallback = make_library("_", "IMPL")
+    fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for name in ("linear", "addmm", "mm", "matmul", "conv2d"):
+        _library.impl(
+            name, functools.partial(_in_lower_precision, getattr(torch.ops.aten, name)), "AutocastPrivateUse1"
+        )
+    _autocast.append(fallback)
+
+
+def _in_lower_precision(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    dtype = torch.get_autocast_dtype(EMULATED)
+
+    def lowered(value: Any) -> Any:
+        floats = isinstance(value, torch.Tensor) and value.dtype == torch.float32
+        return value.to(dtype) if floats else value
+
+    key: Any = torch._C.DispatchKey
+    keys = torch._C.DispatchKeySet(key.AutocastPrivateUse1)
+    with torch._C._ExcludeDispatchKeyGuard(keys):
+        return operation(*tree_map(lowered, args), **tree_map(lowered, kwargs))
 
 
 def _empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **options: Any) -> Any:

@@ -310,7 +310,8 @@ class Pond:
             arrays["path"] = np.maximum(drawn.path, 0)
             wide = np.float64 if wide_dtype(self.device) == torch.float64 else np.float32
             arrays["weight"] = (powers[:n_step] * (drawn.path != NO_RECORD)).astype(wide)
-        sent = self.send(arrays)
+        on_cpu = self.device.type == "cpu"
+        sent: dict[str, Any] = arrays if on_cpu else self.send(arrays)  # on the CPU numpy's indices are faster
         observed = {name: self._observations(sent[name], sent.get(f"{name}/missing")) for name in windows}
         if stack > 1:
             both = observed["now"]
@@ -324,28 +325,28 @@ class Pond:
             next_observation=then["observation"] if single else then,
             action=self._take(self.schema.action.name, sent["first"]),
             reward=self._rewards(sent),
-            terminated=sent["terminated"],
-            truncated=sent["truncated"],
-            discount=sent["discount"],
-            steps=sent["steps"],
+            **{
+                name: torch.from_numpy(sent[name]) if on_cpu else sent[name]
+                for name in ("terminated", "truncated", "discount", "steps")
+            },
             column={name: self._take(name, sent["first"]) for name in columns},
         )
 
-    def _take(self, name: str, slots: torch.Tensor) -> torch.Tensor:
-        """Return the values [..., *field] of slots [...]."""
+    def _take(self, name: str, slots: Any) -> torch.Tensor:
+        """Return the values [..., *field] of slots [...], an array on the CPU, or else a tensor."""
         source = self.fields[name]
         if self.device.type == "cpu":
-            return torch.from_numpy(source.numpy().take(slots.numpy(), axis=0))
+            return torch.from_numpy(source.numpy().take(slots, axis=0))
         return source.index_select(0, slots.reshape(-1)).view(*slots.shape, *source.shape[1:])
 
-    def _rewards(self, sent: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _rewards(self, sent: dict[str, Any]) -> torch.Tensor:
         """Return the sums [n] of the rewards of paths [n, n_step], each step with its weight; or those of single steps."""
         if "path" not in sent:
             return self._take("reward", sent["first"])
-        weight = sent["weight"]
+        weight: torch.Tensor = torch.as_tensor(sent["weight"])
         return (self._take("reward", sent["path"]).to(weight.dtype) * weight).sum(1).float()
 
-    def _observations(self, slots: torch.Tensor, missing: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    def _observations(self, slots: Any, missing: Any) -> dict[str, torch.Tensor]:
         """Return observations [n, k, ...] of slots [n, k]; zeros where they are `missing` [n, k]."""
         observed = {}
         for field in self.schema.observation:
@@ -353,7 +354,7 @@ class Pond:
             if missing is None:
                 continue
             if self.device.type == "cpu":
-                frames[missing] = 0
+                frames[torch.from_numpy(missing)] = 0
             else:  # an index by booleans would be a sync
                 frames.masked_fill_(missing.view(*missing.shape, *[1] * (frames.dim() - 2)), 0)
         return observed

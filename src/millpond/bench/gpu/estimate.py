@@ -161,10 +161,12 @@ def show_estimate(found: Mapping[str, Any]) -> list[str]:
         each = "  ".join(f"{name} {unit['total']:.2f} ms" for name, unit in one["units"].items())
         rows.append((one["card"]["name"], each, "-" if speed is None else f"{speed:,.0f}"))
     assumed = found["assumptions"]
+    launch = assumed["host_microseconds_per_launch"]
     note = (
-        f"On paper: {assumed['host_microseconds_per_launch']:.1f} us of the host per launch ({DRIVER:.0f} of them the driver's, "
-        f"assumed), {COPY:.0f} us per copy, {RETURN:.0f} us until actions are back, and {SHARE:.0%} of a card's peak, that of TF32 "
-        "where there is one (trainer.matmul_precision=high). Without the time of the world, and without graphs, which save launches. No GPU has run this."
+        f"On paper: {launch:.1f} us of the host per launch ({DRIVER:.0f} of them the driver's, assumed), {COPY:.0f} us per "
+        f"copy, {RETURN:.0f} us until actions are back, and {SHARE:.0%} of a card's peak, that of TF32 where there is one "
+        "(trainer.matmul_precision=high). Without the time of the world, and without graphs, which save launches. No GPU has "
+        "run this."
     )
     return [
         f"{found['recipe']}, estimated on paper",

@@ -24,10 +24,10 @@ from millpond.trainers.common.session import load_to_run, make_trainer, require_
 # What a recipe is measured with, by name; a variant whose keys a recipe does not have is left out.
 VARIANTS: dict[str, dict[str, Any]] = {
     "as it is": {},
-    "float32": {"trainer.matmul_precision": "highest"},
     "TF32": {"trainer.matmul_precision": "high"},
     "bfloat16": {"trainer.precision": "bfloat16"},
-    "without graphs": {"trainer.graphs": False},
+    "graphs": {"trainer.graphs": True},
+    "graphs and TF32": {"trainer.graphs": True, "trainer.matmul_precision": "high"},
 }
 EVALUATING = ("evaluate", "test")  # phases that are not part of an iteration's time
 

@@ -334,7 +334,7 @@ def _train(
     if all_reduce is not None:
         summed = all_reduce, own_steps, divisor
     metrics["grad_norm"] = take_step(updater, optimizer, max_grad_norm, values, summed)
-    return metrics, own_steps.clamp(min=1)
+    return metrics, divisor if all_reduce is None else own_steps.clamp(min=1)
 
 
 def scale_of_minibatch(
