@@ -94,6 +94,7 @@ ALLOWED: dict[str, set[str]] = {
         "report",
     },
     "bench": {
+        "rewards",
         "errors",
         "devices",
         "kinds",
@@ -111,7 +112,6 @@ ALLOWED: dict[str, set[str]] = {
         "store",
         "planner",
         "policies",
-        "rewards",
         "replay",
         "rollout",
         "learners",

@@ -27,6 +27,7 @@ CONCEPTS: dict[str, str] = {
     "millpond.config.algorithm_rules": "rules of the algorithm, beside those of sizes in config.ppo",
     "millpond.report.comparison_picture": "drawing, apart from what is drawn; imports matplotlib",
     "millpond.config.draft": "loads what no command may run, apart from what loads recipes",
+    "millpond.devices.live_memory": "memory in use, apart from the device that it is measured on",
     "millpond.devices.kernels": "how a fused kernel is chosen and counted, apart from the cores that use it",
     "millpond.replay.ring_view": "the records of a ring without a copy, apart from how they are drawn",
     "millpond.devices.live_memory": "bytes in use, apart from what the device computes",

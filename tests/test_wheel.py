@@ -74,3 +74,10 @@ def test_wheel_outside_the_checkout_trains_and_reports(wheel: Path, tmp_path: Pa
     run(command, "report", "first", cwd=cwd)
     assert "</html>" in page.read_text(encoding="utf-8")
     assert millpond.__version__ in run(command, "doctor", cwd=cwd)
+
+
+def test_pinned_triton_is_the_one_that_the_pinned_torch_requires() -> None:
+    """The wheels of torch with CUDA, pip's default on Linux, require one version of Triton; those without CUDA require none."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines)
+    assert (pins["torch"], pins["triton"]) == ("2.13.0", "3.7.1"), "see Requires-Dist of torch's wheel on PyPI"

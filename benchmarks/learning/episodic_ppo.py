@@ -1,6 +1,6 @@
 """PPO on Pendulum with its return only at the end of an episode: with rewards learned beside the policy, and without.
 
-    python -m benchmarks.learning.episodic_ppo [--seeds 1 2 3] [--steps 368640]
+    python benchmarks/learning/episodic_ppo.py [--seeds 1 2 3] [--steps 245760]
 
 Same env, network, updates and env steps (`pendulum.yaml`); printed are returns of 100 evaluation episodes per seed. A player
 at random gets -1,208.
@@ -43,7 +43,7 @@ def score(name: str, seed: int, steps: int, folder: str | Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=368_640)
+    parser.add_argument("--steps", type=int, default=245_760)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for name in SETTINGS:

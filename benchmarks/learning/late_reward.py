@@ -1,6 +1,6 @@
 """A world whose episodes are longer than a row and pay at the end only, and what solves it.
 
-    python -m benchmarks.learning.late_reward [--seeds 1 2] [--length 128] [--iterations 40]
+    python benchmarks/learning/late_reward.py [--seeds 1 2] [--length 128] [--iterations 40]
 
 trains with Millpond's rows, with PufferLib's, and with one part of each (`late_reward.yaml`), and prints the share of
 right choices.
@@ -19,6 +19,7 @@ that begins the next row, and that value knows of the choice only by its recurre
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -113,4 +114,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # the recipe names this file as a module of the repository
     main()

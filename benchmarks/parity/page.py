@@ -32,7 +32,7 @@ TITLES = {PUFFER: "PufferLib's own trainer", **{name: title for name, (title, _)
 
 HEAD = """# Parity with PufferLib
 
-Does `ppo.style=puffer` learn as PufferLib does? Three checks, from the strictest to the one that shows most:
+Does `ppo.style=puffer` learn as PufferLib does? Four checks, from the strictest to the one that shows most:
 
 1. **The advantage function.** Millpond's kernels equal the outputs of PufferLib's own compiled function on random inputs to
    1e-5: `tests/kernels/test_advantage.py`, recorded by `benchmarks/peers/puffer_advantage.py`.
@@ -59,8 +59,23 @@ ENCODERS = """## What the encoder is worth on forage, and what the trainer
 
 PufferLib's default network reads an observation of MettaGrid as 600 bytes, unscaled, through one linear layer and a GELU;
 Millpond's knows that they are tokens of a place, a feature and a value. Each encoder with each trainer, all with an LSTM of
-128, heads of the same kind and Adam; reward per agent step at the end:
+128, heads of the same kind and Adam; reward per agent step at the end. With bytes, PufferLib trains its own network, from its
+own initial weights:
 """
+
+
+# What a difference costs per iteration, in words: it follows from what is computed.
+COSTS = {
+    BASE: "",
+    "once": "saves a pass over the rows per update (see Speed)",
+    "row-end": "one more value per row",
+    "truncation": "one more value per truncated step",
+    "memory": "none",
+    "uniform": "none",
+    "weights": "none",
+    "normalised": "none",
+    "millpond": "less, for the first",
+}
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
@@ -118,14 +133,15 @@ def page_of(results: Sequence[dict[str, Any]], speed: dict[str, Any] | None) -> 
         "Millpond with PufferLib's algorithm and one difference at a time, then with all. Return at equal steps, as above; a "
         "difference is worth naming where the intervals do not overlap.",
         "",
-        f"| difference | {' | '.join(f'{world.name}, {world.unit}' for world in tables)} |",
-        f"|---|{'---|' * len(tables)}",
+        f"| difference | {' | '.join(f'{world.name}, {world.unit}' for world in tables)} | cost |",
+        f"|---|{'---|' * len(tables)}---|",
     ]
     for name, (title, overrides) in VARIANTS.items():
         cells = [_cell(results, world, name) for world in tables]
         if any(cells):
             keys = f" (`{' '.join(overrides)}`)" if overrides else ""
-            lines.append(f"| {title}{keys} | {' | '.join(cells)} |")
+            lines.append(f"| {title}{keys} | {' | '.join(cells)} | {COSTS[name]} |")
+    lines += ["", "In words:", "", *(f"- {_worth(results, world)}" for world in tables)]
     lines += _encoders(results) + _speed(speed)
     missing = [
         f"{world.name} {TITLES[side]}: {5 - len(by_side(results, world.name).get(side, []))} of 5"
@@ -141,6 +157,23 @@ def page_of(results: Sequence[dict[str, Any]], speed: dict[str, Any] | None) -> 
     return "\n".join(lines) + "\n"
 
 
+def _worth(results: Sequence[dict[str, Any]], world: World) -> str:
+    """Say of each difference if its seeds tell it from the base, and by how much the means differ."""
+    base = [level_of(one) for one in by_side(results, world.name).get(BASE, [])]
+    clear, unclear = [], []
+    for name in VARIANTS:
+        runs = [level_of(one) for one in by_side(results, world.name).get(name, [])]
+        if name == BASE or len(runs) < 2:
+            continue
+        (centre, half), (of_base, half_of_base) = interval(runs), interval(base)
+        change = f"{TITLES[name]} {100 * (centre / of_base - 1):+.0f} %"
+        (clear if abs(centre - of_base) > half + half_of_base else unclear).append(change)
+    apart = (
+        f"apart from `ppo.style=puffer`: {', '.join(clear)}" if clear else "nothing is apart from `ppo.style=puffer`"
+    )
+    return f"{world.name}: {apart}. Intervals overlap: {', '.join(unclear) or 'none'}."
+
+
 def _encoders(results: Sequence[dict[str, Any]]) -> list[str]:
     """Return the table of encoders and trainers on forage."""
     sides = (PUFFER, BASE, "millpond")
@@ -148,8 +181,27 @@ def _encoders(results: Sequence[dict[str, Any]]) -> list[str]:
     if not any(by_side(results, "forage-bytes").values()):
         return []
     lines = ["", ENCODERS, f"| encoder | {' | '.join(TITLES[side] for side in sides)} |", "|---|---|---|---|"]
+    levels = {}
     for world, name in names.items():
         lines.append(f"| {name} | {' | '.join(_cell(results, WORLDS[world], side) for side in sides)} |")
+        for side, runs in by_side(results, world).items():
+            levels[world, side] = mean(level_of(one) for one in runs)
+    by_encoder = [
+        f"{levels['forage', side] / levels['forage-bytes', side]:.1f}"
+        for side in sides
+        if ("forage-bytes", side) in levels
+    ]
+    by_trainer = [
+        f"{levels[world, 'millpond'] / levels[world, PUFFER]:.1f}"
+        for world in names
+        if (world, "millpond") in levels and (world, PUFFER) in levels
+    ]
+    lines += [
+        "",
+        f"The encoder multiplies the reward by {' and '.join(by_encoder)} (trainers in the order of the table); the trainer, "
+        f"`ppo.style=millpond` against PufferLib's, by {' and '.join(by_trainer)} (encoders in the order of the table). "
+        "Comparisons of the two systems with their own networks, such as that of the [zoo](zoo.md), show mostly the encoder.",
+    ]
     return lines
 
 
@@ -193,7 +245,8 @@ def _range(numbers: Sequence[float], form: str) -> str:
 
 def _cell(results: Sequence[dict[str, Any]], world: World, side: str) -> str:
     runs = by_side(results, world.name).get(side, [])
-    return f"{shown([level_of(one) for one in runs])} ({len(runs)} seeds)" if runs else ""
+    levels = shown([level_of(one) for one in runs])
+    return f"{levels} ({len(runs)} seeds)" if len(runs) > 1 else levels
 
 
 def draw(results: Sequence[dict[str, Any]], path: Path) -> None:

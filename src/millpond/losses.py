@@ -166,14 +166,18 @@ def explained_variance(value: Tensor, target: Tensor, alive: Tensor, all_reduce:
 
 
 def mean_and_variance(values: Tensor, alive: Tensor, all_reduce: AllReduce | None = None) -> tuple[Tensor, Tensor]:
-    """Return both over the valid steps. `all_reduce` sums a tensor over ranks in place: ranks share sums and counts."""
+    """Return both over the valid steps. `all_reduce` sums a tensor over ranks in place: one message with three sums."""
     wide = precise_dtype(values.device)
-    sums = torch.stack((alive.sum().to(wide), torch.where(alive, values, 0.0).sum().to(wide)))
     if all_reduce is not None:
-        all_reduce(sums)
+        valid = torch.where(alive, values, 0.0).to(wide)
+        moments = torch.stack((alive.sum().to(wide), valid.sum(), valid.square().sum()))
+        all_reduce(moments)
+        total = moments[0].clamp(min=1)
+        centre = moments[1] / total
+        spread = (moments[2] / total - centre.square()).clamp(min=0.0)
+        return centre.to(values.dtype), spread.to(values.dtype)
+    sums = torch.stack((alive.sum().to(wide), torch.where(alive, values, 0.0).sum().to(wide)))
     count = sums[0].clamp(min=1)
     mean = (sums[1] / count).to(values.dtype)
     squares = torch.where(alive, (values - mean).square(), 0.0).sum().to(wide)
-    if all_reduce is not None:
-        all_reduce(squares)
     return mean, (squares / count).to(values.dtype)

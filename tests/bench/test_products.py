@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from millpond.bench.arithmetic import Network
 from millpond.bench.measure import count_flops
 from millpond.bench.products import (
     PRODUCTS,
@@ -25,6 +27,7 @@ from millpond.bench.products import (
 from millpond.config.mixture import DQNConfig
 from millpond.envs.registry import describe
 from millpond.learners import DQN, SAC, build_q_network
+from millpond.policies.policy import build_policy
 
 B = 8
 # MinAtar breakout: 4 planes of 10x10, 16 filters of 3x3 at 8x8 places, a layer of 32, 3 actions
@@ -65,6 +68,36 @@ def test_products_of_sac() -> None:
     assert count_flops(sac_acting(sac, observation)) == B * actor
     expected = (actor + 2 * critic) + 2 * critic_training + (actor_training + 2 * critic_inputs)
     assert count_flops(sac_update(sac, batch(observation, action))) == B * expected
+
+
+@pytest.mark.parametrize(("core", "gates"), [("lstm", 4), ("gru", 3), ("mingru", 3)])
+def test_products_within_the_operators_of_cores_with_memory(core: Any, gates: int) -> None:
+    """Each step: inputs and hidden state to the sums of the gates; MinGRU's gates see the inputs alone."""
+    spec, steps, size = describe("gymnasium:CartPole-v1", {}), 5, 16
+    policy = build_policy(spec.observation, spec.action, core=core, hidden_size=size)
+    features, reset = torch.randn(steps, B, size), torch.zeros(steps, B, dtype=torch.bool)
+    state = policy.initial_state(B)
+    products = Products.of(lambda: policy.core.unroll(features, state, reset).sum().backward())
+    each = 2 * gates * size * size * (1 if core == "mingru" else 2)
+    # Features need no gradient here, but the operator computes it: forward, and both gradients of each product
+    assert count_flops(products) == steps * B * 3 * each
+
+
+def test_products_of_acting_have_the_convolutions() -> None:
+    spec = describe("minatar:breakout", {})
+    policy = build_policy(spec.observation, spec.action, core="none", hidden_size=32)
+    observation = torch.randint(0, 2, (B, 4, 10, 10), dtype=torch.uint8)
+    ready: Any = SimpleNamespace(observation=observation, action_mask=None)
+    acting: Any = SimpleNamespace(
+        policy=policy,
+        autocast=contextlib.nullcontext,
+        device=torch.device("cpu"),
+        state=policy.initial_state(B),
+        generator=torch.Generator(),
+    )
+    products = Products.of(lambda: Network.act_plainly(acting, ready))
+    core, head = 2 * 32 * 32, 2 * 32 * (3 + 1)
+    assert count_flops(products) == B * (CONVOLUTION + 2 * 16 * 64 * 32 + core + head)
 
 
 def test_recording_leaves_the_learner_unchanged() -> None:

@@ -79,6 +79,8 @@ def test_a_wrong_minibatch_of_metta_is_refused_with_fixes() -> None:
         ("metta", ["ppo.advantage=puffer"], "which has no ppo.row_end=bootstrap; vtrace is the same"),
         ("metta", ["ppo.style=puffer", "ppo.row_end=bootstrap"], "try ppo.advantage=vtrace"),
         ("metta", ["ppo.ignore_truncation=true", "ppo.bootstrap_truncation=false"], "try ppo.bootstrap_truncation=true"),
+        ("metta", ["trainer.graphs=true", "ppo.optimizer=muon"], "captures updates of ppo.optimizer adam or adamw; it is muon"),
+        ("metta", ["trainer.graphs=true", "trainer.cpu_offload=true"], "trainer.graphs=true needs trainer.cpu_offload=false"),
         ("metta", ["env.obs_size=10"], "try env.obs_size=9 or 11"),
         ("metta", ["env.grid.walls=400"], "holds at most 192 objects and 96 agents"),
         ("metta", ["env.atari.frame_skip=2"], "env.atari.frame_skip has no effect in env.id=grid"),

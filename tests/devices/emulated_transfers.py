@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from millpond.devices.counts import counting
+from millpond.devices.counts import Counts, counting
 from millpond.devices.emulated import register
 from millpond.devices.emulated_streams import RaceError
 from millpond.devices.staging import BlockField, Downloads, Uploads
@@ -99,6 +99,32 @@ def trainer_on(device: str, folder: Path, recipe: str, *overrides: str) -> Itera
         yield trainer
     finally:
         trainer.close()
+
+
+def trained(device: str, folder: Path, recipe: str, *overrides: str) -> tuple[dict[str, torch.Tensor], Counts]:
+    """Return the weights after a run, on the CPU, and what the device was asked to do."""
+    with trainer_on(device, folder, recipe, *overrides) as trainer, counting() as counts:
+        trainer.train()
+        return {name: parameter.detach().cpu() for name, parameter in trainer.policy.named_parameters()}, counts
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["grid", "ppo.normalize_advantage=minibatch", "ppo.lr_schedule=linear"],
+        ["metta", "policy.core=gru", "trainer.batch_unit=env_steps", "ppo.ent_coef=0.02"],
+        ["gymnasium:CartPole-v1", "policy.core=mingru", "ppo.recompute_advantage=true"],
+    ],
+)
+def test_captured_graphs_train_as_work_that_is_not_captured(overrides: list[str], tmp_path: Path) -> None:
+    recipe, *others = overrides
+    others += [*SHORT, "trainer.total_iterations=3", "trainer.update_epochs=3"]
+    plain, counts = trained("emulated", tmp_path, recipe, *others)
+    captured, fewer = trained("emulated", tmp_path, recipe, *others, "trainer.graphs=true")
+    for name, weight in plain.items():
+        torch.testing.assert_close(captured[name], weight, rtol=1e-5, atol=1e-6)  # the learning rate is in float32
+    assert fewer.operations["replay of a graph"] > 20
+    assert fewer.of("launch") < 0.75 * counts.of("launch")
 
 
 SHORT = ["trainer.bptt_horizon=16", "env.max_steps=7"]

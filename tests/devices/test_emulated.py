@@ -16,15 +16,18 @@ MODULES = [
     "emulated_learners.py",
     "emulated_recipes.py",
     "emulated_report.py",
+    "emulated_memory.py",
     "emulated_cores.py",
+    "emulated_graphs.py",
     "triton_kernels.py",
 ]
 HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
-def test_slow_tests_of_modules_pass_in_a_separate_process() -> None:
-    run_in_separate_process("emulated_recipes.py", "-m", "slow")
+@pytest.mark.parametrize("module", ["emulated_recipes.py", "emulated_memory.py"])
+def test_slow_tests_of_modules_pass_in_a_separate_process(module: str) -> None:
+    run_in_separate_process(module, "-m", "slow")
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -88,6 +88,20 @@ def test_the_table_has_every_game_and_a_common_scale() -> None:
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+@pytest.mark.parametrize("random", [{}, {"minatar:breakout": 7.0, "minatar:asterix": 7.0}])
+def test_the_common_scale_does_not_turn_round_where_the_baseline_is_below_its_zero(random: dict[str, float]) -> None:
+    """Returns of Pendulum and Acrobot are negative, and a baseline may play worse than at random."""
+    shift = 0.0 if random else -10.0
+    better, worse = [score + shift for score in HIGH], [score + shift for score in LOW]
+    answer = analyse(results({"mixture": better, "single": worse}), random, settings())
+    common = {row.method: row for row in answer.rows if row.world == "all worlds"}
+    assert common["single"].mean.value == pytest.approx(-1.0)
+    assert common["mixture"].mean.value > common["single"].mean.value
+    assert common["mixture"].improvement is not None
+    assert common["mixture"].improvement.value == 1.0
+    assert "mean of single 1, -1 in 2 worlds)" in "\n".join(show(answer))
+
+
 def test_no_conclusion_without_finished_runs_of_both_methods() -> None:
     answer = analyse(results({"mixture": HIGH}), RANDOM, settings())
     assert answer.sentence == "Not enough runs are finished to compare the mixture and the single agent."

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from millpond.errors import MillpondError
+from millpond.experiments import file
 from millpond.experiments.file import packaged_experiments, read_experiment
+from millpond.experiments.mixture_budget import MixtureBudget
 
 TWO = """
 description: Does a wider network help?
@@ -107,3 +109,13 @@ def test_packaged_experiments_are_valid() -> None:
         experiment = read_experiment(name)
         experiment.check()
         assert len(experiment.jobs()) == experiment.file.seeds * len(experiment.worlds) * len(experiment.methods)
+
+
+def test_every_key_is_on_the_page_and_used() -> None:
+    """A key that nothing reads would be accepted in silence."""
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    source = "".join(path.read_text() for path in Path(file.__file__).parent.glob("*.py"))
+    for model in (file.ExperimentFile, file.Method, MixtureBudget):
+        for key in model.model_fields:
+            assert f"`{key}`" in page, key
+            assert key == "description" or f".{key}" in source, key

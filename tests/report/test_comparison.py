@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 from millpond.errors import MillpondError
+from millpond.report.chart import Point
 from millpond.report.comparison import Interval, compare_runs, mean_interval, show_runs_compared
-from millpond.report.comparison_picture import draw_curves
+from millpond.report.comparison_picture import GRID, SMOOTH_FROM, draw_curves, on_one_grid
 
 COUNTERS = {"updates": 0, "env_steps": 0, "frames": 0, "episodes": 0}
 
@@ -120,3 +121,14 @@ def test_mean_interval_narrows_with_the_number_of_runs() -> None:
     assert few.low == pytest.approx(1 - 12.706)
     assert many.low is not None
     assert many.low > 0.4
+
+
+def test_the_mean_of_several_runs_ends_at_their_last_values_unless_they_have_many() -> None:
+    def curve(count: int, scale: float) -> list[Point]:
+        return [Point(float(x), scale * x, 0.0, 0.0, 1) for x in range(1, count + 1)]
+
+    grid, values = on_one_grid([curve(5, 10.0), curve(4, 20.0)])
+    assert (grid[0], grid[-1], values.shape) == (1.0, 4.0, (2, GRID))
+    assert values[:, -1].tolist() == [40.0, 80.0], "few points are not smoothed, as for a single run"
+    grid, values = on_one_grid([curve(SMOOTH_FROM, 10.0)] * 2)
+    assert values[0, -1] == 10.0 * (SMOOTH_FROM - 0.5), "the mean of the last two"

@@ -25,11 +25,20 @@ from millpond.bench.measure import Progress, Spread, timed
 from millpond.learners import DQN, SAC, QNetwork
 from millpond.learners.dqn import TransitionBatch, td_loss
 from millpond.loop import LevelEnd
+from millpond.policies import cores, mingru
 
 aten = torch.ops.aten
 PRODUCTS = (
     aten.mm, aten.addmm, aten.addmm_, aten.bmm, aten.baddbmm, aten.convolution, aten.convolution_backward,
 )  # fmt: skip
+# Operators of cores with memory, and the Python functions that they are defined by, in whose place torch sees no products.
+DEFINITIONS: dict[Any, Callable[..., Any]] = {
+    one._opoverload.overloadpacket: one._init_fn
+    for one in (
+        cores.lstm_unroll, cores.lstm_backward, cores.gru_unroll, cores.gru_backward,
+        mingru.mingru_unroll, mingru.mingru_backward,
+    )
+}  # fmt: skip
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]  # shape, strides
 
@@ -85,7 +94,12 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         options = kwargs or {}
         if function.overloadpacket in PRODUCTS:
             self.products.add(function, args, options)
-        return function(*args, **options)
+            return function(*args, **options)
+        with self:  # what an operator consists of, where that is defined
+            if function.overloadpacket in DEFINITIONS:
+                return DEFINITIONS[function.overloadpacket](*args, **options)
+            result = function.decompose(*args, **options)
+        return function(*args, **options) if result is NotImplemented else result
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,9 @@ def doctor(
             help="Train the preset debug of a recipe on an emulated GPU, and count launches, copies and waits.",
         ),
     ] = None,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="With --emulate-gpu: estimate on paper how fast real GPUs would be.")
+    ] = False,
     trust: TrustOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -71,7 +74,13 @@ def doctor(
       millpond doctor
       millpond doctor --json
       millpond doctor --emulate-gpu grid policy.core=gru
+      millpond doctor --emulate-gpu metta --estimate
     """
+    if emulate_gpu is not None and estimate:
+        _estimate(emulate_gpu, overrides or [], trust, json)
+        return
+    if estimate:
+        raise MillpondError("--estimate needs a recipe: millpond doctor --emulate-gpu RECIPE --estimate")
     if emulate_gpu is not None:
         _emulate(emulate_gpu, overrides or [], trust, json)
         return
@@ -95,6 +104,19 @@ def _emulate(recipe: str, overrides: list[str], trust: bool, json: bool) -> None
         print_json(run.to_json())
     else:
         print_text("\n".join(show_run(run)))
+
+
+def _estimate(recipe: str, overrides: list[str], trust: bool, json: bool) -> None:
+    from millpond.bench.gpu.estimate import estimate_recipe, show_estimate
+    from millpond.config.load import code_of
+    from millpond.trust import require_trust
+
+    require_trust(code_of(recipe, overrides, None), trust_or_ask(trust))
+    found = estimate_recipe(recipe, overrides)
+    if json:
+        print_json(found)
+    else:
+        print_text("\n".join(show_estimate(found)))
 
 
 def _installed(distribution: str) -> str | None:

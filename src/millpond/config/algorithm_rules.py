@@ -146,6 +146,30 @@ def _gtd(values: Values) -> Iterator[Violation]:
         )
 
 
+def _graphs(values: Values) -> Iterator[Violation]:
+    if not values["trainer.graphs"]:
+        return
+    off = {"trainer.graphs": False}
+    optimizer = values["ppo.optimizer"]
+    if optimizer not in ("adam", "adamw"):
+        yield Violation(
+            ("trainer.graphs", "ppo.optimizer"),
+            f"trainer.graphs=true captures updates of ppo.optimizer adam or adamw; it is {optimizer}",
+            (off, {"ppo.optimizer": "adam"}),
+        )
+    for key, needed, reason in (
+        ("trainer.cpu_offload", False, "rows in host memory are copied by the host for every minibatch"),
+        ("trainer.compile", False, "compiled code would be captured while it is being compiled"),
+        ("ppo.critic", "mse", "the residual of gtd_lambda is computed by the host"),
+    ):
+        if values[key] != needed:
+            yield Violation(
+                ("trainer.graphs", key),
+                f"trainer.graphs=true needs {key}={show(needed)}: {reason}; it is {show(values[key])}",
+                (off, {key: needed}),
+            )
+
+
 ALGORITHM_RULES: tuple[Rule, ...] = (
     _sampling,
     _replay_ratio,
@@ -155,4 +179,5 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     _weight_decay,
     _refresh_values,
     _gtd,
+    _graphs,
 )

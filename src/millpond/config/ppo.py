@@ -83,6 +83,16 @@ class PPOTrainerConfig(TrainerConfig):
     )
     precision: Literal["float32", "bfloat16"] = Field("float32", description="Precision of the network (autocast).")
     compile: Switch = Field(False, description="Compile the policy with torch.compile.")
+    matmul_precision: Literal["highest", "high", "medium"] = Field(
+        "highest",
+        description="Precision of float32 products and convolutions on CUDA, in words of torch: high is TF32, three digits "
+        "at several times the speed.",
+    )
+    graphs: Switch = Field(
+        False,
+        description="On CUDA, capture acting and the update as graphs, which start all their kernels with one launch. For "
+        "ppo.optimizer adam or adamw: docs/gpu.md.",
+    )
     cpu_offload: Switch = Field(False, description="Keep the rows in host memory and copy minibatches to the device.")
 
 

@@ -65,6 +65,11 @@ def to_device(module: Module, device: torch.device) -> Module:
     return module.to(device)
 
 
+def saved(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy for a checkpoint, in the memory of the CPU: a second one may not fit on a device."""
+    return tensor.detach().to("cpu", copy=True)
+
+
 def pinned_bytes(count: int, device: torch.device) -> torch.Tensor:
     """Return bytes of host memory that `device` copies from and to without waiting; ordinary memory for the CPU."""
     import torch

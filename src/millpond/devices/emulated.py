@@ -20,7 +20,9 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 from millpond.devices import EMULATED, DeviceError
-from millpond.devices.counts import count, count_work
+from millpond.devices.counts import Kind, count_work
+from millpond.devices.counts import count as add_to_counts
+from millpond.devices.emulated_graphs import note, require_allowed
 from millpond.devices.emulated_streams import host_waits, start_download, start_upload, used
 from millpond.devices.live_memory import HeldBlock, hold
 
@@ -111,6 +113,12 @@ class EmulatedTensor(torch.Tensor):
         raise TypeError("a tensor of the emulated device cannot be saved; save its copy on the CPU")
 
 
+def count(kind: Kind, operation: str, nbytes: int = 0) -> None:
+    """Count what the device is asked to do; a captured graph refuses some of it."""
+    require_allowed(kind, operation)
+    add_to_counts(kind, operation, nbytes)
+
+
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operation on the CPU, and count what it would have been on a GPU."""
     name = func._schema.name.partition("::")[2]
@@ -138,9 +146,12 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if "device" in host_kwargs:
         host_kwargs["device"] = CPU
     host_kwargs.pop("pin_memory", None)
-    result = func(*tree_map(_host, args), **host_kwargs)
-    if name not in COPIES and name not in WITHOUT_KERNEL and not func.is_view:
-        count_work(func, tree_map(_host, args), host_kwargs, result)
+    host_args = tree_map(_host, args)
+    result = func(*host_args, **host_kwargs)
+    if not func.is_view and name not in WITHOUT_KERNEL:
+        note(func, host_args, host_kwargs, result)
+        if name not in COPIES:
+            count_work(func, host_args, host_kwargs, result)
     written = _written(func, args, kwargs)
     if written is not None:
         return written
@@ -254,8 +265,11 @@ def kernel(function: Function) -> Function:
             return function(*args, **kwargs)
         count("launch", function.__name__)
         used([value.host for value in tree_flatten((args, kwargs))[0] if isinstance(value, EmulatedTensor)])
+        host_args, host_kwargs = tree_map(_host, args), tree_map(_host, kwargs)
         with torch.no_grad():
-            return tree_map(_wrap, function(*tree_map(_host, args), **tree_map(_host, kwargs)))
+            result = function(*host_args, **host_kwargs)
+        note(function, host_args, host_kwargs, result)
+        return tree_map(_wrap, result)
 
     return launch  # type: ignore[return-value]
 

@@ -102,6 +102,7 @@ class Answer:
     recovery: Mapping[str, Mapping[str, float]]
     profiles: Mapping[str, Profile]
     efficiency: tuple[Efficiency, ...]
+    below_zero: tuple[str, ...] = ()  # worlds in which the baseline is below the zero of the common scale
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -112,6 +113,7 @@ class Answer:
             "efficiency": [vars(one) for one in self.efficiency],
             "recovery": {method: dict(values) for method, values in self.recovery.items()},
             "sentence": self.sentence,
+            "below_zero": list(self.below_zero),
         }
 
 
@@ -145,6 +147,7 @@ def analyse(results: Results, random: Mapping[str, float], experiment: Experimen
         _recoveries(results, methods),
         _profiles(scaled, rng),
         tuple(_efficiencies(results, methods, experiment)),
+        _below_zero(scores[baseline], random) if baseline in methods else (),
     )
 
 
@@ -176,13 +179,20 @@ def _row(
 
 
 def _scaled(scores: Scores, baseline: Scores, random: Mapping[str, float]) -> Scores:
-    """Scores on a scale on which the random player is 0 and the mean of the baseline is 1, in every world."""
+    """Scores on a scale on which the random player is 0 and the mean of the baseline is 1, in every world.
+
+    The mean of the baseline is -1 where it is below the zero, so that a higher return is a higher score everywhere.
+    """
     scaled = {}
     for world, runs in scores.items():
         zero = random.get(world, 0.0)
-        span = float(np.mean(baseline[world])) - zero
-        scaled[world] = [(score - zero) / (span if abs(span) > 1e-9 else 1.0) for score in runs]
+        span = abs(float(np.mean(baseline[world])) - zero)
+        scaled[world] = [(score - zero) / (span if span > 1e-9 else 1.0) for score in runs]
     return scaled
+
+
+def _below_zero(baseline: Scores, random: Mapping[str, float]) -> tuple[str, ...]:
+    return tuple(world for world, runs in baseline.items() if float(np.mean(runs)) < random.get(world, 0.0))
 
 
 def _profiles(scores: Mapping[str, Scores], rng: np.random.Generator) -> dict[str, Profile]:
@@ -322,7 +332,8 @@ def title_of(world: str, answer: Answer) -> str:
     if world != ALL:
         return world or "results"
     zero = "random player 0, " if answer.random else ""
-    return f"{ALL} ({zero}mean of {answer.baseline} 1)"
+    below = f", -1 in {plural(len(answer.below_zero), 'world')}" if answer.below_zero else ""
+    return f"{ALL} ({zero}mean of {answer.baseline} 1{below})"
 
 
 def show(answer: Answer) -> list[str]:

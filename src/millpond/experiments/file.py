@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from millpond.config import load
 from millpond.config.load import parse_override
-from millpond.config.recipe import ConfigSection, Count, Positive, Switch
+from millpond.config.recipe import ConfigSection, Count, Switch
 from millpond.config.rules import as_override, show
 from millpond.config.yaml import read_mapping
 from millpond.errors import MillpondError
@@ -56,7 +56,6 @@ class ExperimentFile(ConfigSection):
     threshold: float | None = Field(
         None, description="Return for which sample- and time-efficiency are measured; by default half of the best mean."
     )
-    confidence: Positive = Field(0.95, lt=1, description="Level of the intervals.")
 
 
 def packaged_experiments() -> list[str]:

@@ -15,7 +15,7 @@ from millpond.durable import replace_file, replace_json
 from millpond.errors import MillpondError
 from millpond.experiments.analysis import Answer, analyse, show
 from millpond.experiments.file import Experiment
-from millpond.experiments.jobs import run_jobs
+from millpond.experiments.jobs import is_finished, run_jobs
 from millpond.experiments.page import write_page
 from millpond.experiments.pictures import all_curves
 from millpond.experiments.results import Results, collect_results, random_scores, read_result
@@ -58,8 +58,6 @@ def run_experiment(
 
 def is_done(folder: Path, experiment: Experiment, run: str) -> bool:
     """Return True for a run that is finished, or whose result is there without the run."""
-    from millpond.experiments.jobs import is_finished
-
     return is_finished(folder, run) or read_result(folder, run, experiment.file.episodes) is not None
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from millpond.devices import saved
 from millpond.devices.staging import BlockField, Uploads
 from millpond.envs.env_batch import EpisodeStats
 from millpond.envs.spec import EnvSpec
@@ -195,7 +196,7 @@ class CollectionStorage:
         return {name: getattr(self, name)[agent] for name in (*self.NAMES, "next_value")}
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name).clone() for name in (*self.NAMES, "next_value")}
+        return {name: saved(getattr(self, name)) for name in (*self.NAMES, "next_value")}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.begin()

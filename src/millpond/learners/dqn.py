@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from millpond.config.mixture import DQNConfig
+from millpond.devices import saved
 from millpond.learners.flat_parameters import FlatParameters, RowOptimizer, clip_rows
 from millpond.learners.q_network import LearnerError, QNetwork, with_mask
 from millpond.schedules import geometric, named
@@ -406,7 +407,7 @@ class DQN:
 
 
 def _copy(network: QNetwork) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    return {name: saved(tensor) for name, tensor in network.state_dict().items()}
 
 
 def td_loss(difference: Tensor, kind: str, weight: Tensor | None = None) -> Tensor:

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from millpond.devices import saved
+
 ALIGNMENT = 16  # floats: 64 bytes
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 MIN_TRACTABLE_RHO = 5.0
@@ -160,8 +162,8 @@ class RowOptimizer:
 
     def row_state(self, row: int) -> dict[str, Any]:
         return {
-            "first": self.first[row].clone(),
-            "second": self.second[row].clone(),
+            "first": saved(self.first[row]),
+            "second": saved(self.second[row]),
             "updates": self.updates[row],
         }
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from millpond.config.mixture import PQNConfig
-from millpond.devices import make_generator
+from millpond.devices import make_generator, saved
 from millpond.kernels.lambda_return import lambda_return_numba, lambda_return_torch
 from millpond.learners.collection import Collection, CollectionStorage
 from millpond.learners.collector import Epsilon, QCollector
@@ -232,7 +232,7 @@ class AgentGroup:
     def agent_state_dict(self, agent: int) -> dict[str, Any]:
         """Return the state of one agent, without its envs, whose state the vector has."""
         return {
-            "network": {name: tensor.clone() for name, tensor in self.networks[agent].state_dict().items()},
+            "network": {name: saved(tensor) for name, tensor in self.networks[agent].state_dict().items()},
             "optimizer": self.optimizer.row_state(agent),
             "epsilon": self.epsilons[agent].state_dict(),
             "generator": self.generators[agent].get_state(),
@@ -263,8 +263,8 @@ class AgentGroup:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if len(state["agents"]) != self.agents:
             raise LearnerError(f"the saved group has {len(state['agents'])} agents, this one {self.agents}")
-        for agent, saved in enumerate(state["agents"]):
-            self.load_agent_state_dict(agent, saved)
+        for agent, state_of_agent in enumerate(state["agents"]):
+            self.load_agent_state_dict(agent, state_of_agent)
         self._pending = None
         if state["pending"] is not None:
             self.storage.load_state_dict(state["pending"])

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from millpond.devices import make_generator
+from millpond.devices import make_generator, saved
 from millpond.envs.spec import ActionSpec, ObservationSpec
 from millpond.learners.dqn import TransitionBatch
 from millpond.learners.flat_parameters import FlatParameters, RowOptimizer
@@ -249,8 +249,8 @@ class SAC:
         }
         matrices = {"policy": self.policy.data, "critics": self.critics.data, "behind": self.target_parameters.data}
         return {
-            "matrices": {name: matrix.clone() for name, matrix in matrices.items()},
-            "log_alpha": self.log_alpha.clone(),
+            "matrices": {name: saved(matrix) for name, matrix in matrices.items()},
+            "log_alpha": saved(self.log_alpha),
             "optimizers": rows,
             "generator": self.generator.get_state(),
             "updates": self.updates,

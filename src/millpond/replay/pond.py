@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from millpond.compiled import compiled
-from millpond.devices import wide_dtype
+from millpond.devices import saved, wide_dtype
 from millpond.devices.sending import Sender
 from millpond.formatting import plural
 from millpond.replay.draw import DrawnTransitions, draw_transitions, plan_at, transition_plan
@@ -371,7 +371,7 @@ class Pond:
             "next_episode": np.array(episodes.next_episode),
             "runs": np.empty(0, np.int64) if self._runs is None else self._runs,
         }
-        fields = {name: tensor.clone() for name, tensor in self.fields.items()}
+        fields = {name: saved(tensor) for name, tensor in self.fields.items()}
         return {"fields": fields, "host": {name: torch.from_numpy(array.copy()) for name, array in host.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

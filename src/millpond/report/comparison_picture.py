@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from millpond.errors import MillpondError
-from millpond.report.chart import moving_average
+from millpond.report.chart import Point, moving_average
 from millpond.report.comparison import RunComparison, RunGroup
 
+Array = npt.NDArray[np.float64]
 # Distinguishable without colour vision (Okabe and Ito); repeated with other line styles.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", ":", "-.")
@@ -53,16 +56,24 @@ def _draw(axes: Any, group: RunGroup, colour: str, style: str) -> None:
         return
     if len(curves) == 1:
         (points,) = curves
-        x, y = [p.x for p in points], [p.y for p in points]
+        x, y = zip(*_line(points), strict=True)
         if len(points) >= SMOOTH_FROM:
-            axes.plot(x, y, color=colour, alpha=0.25, linewidth=0.8)
-            x, y = (list(values) for values in zip(*moving_average(points), strict=True))
+            axes.plot([p.x for p in points], [p.y for p in points], color=colour, alpha=0.25, linewidth=0.8)
         marker = "o" if len(points) < SMOOTH_FROM else ""
         axes.plot(x, y, color=colour, linestyle=style, linewidth=1.8, label=group.label, marker=marker, markersize=3)
         return
-    ends = max(points[0].x for points in curves), min(points[-1].x for points in curves)
-    grid = np.linspace(ends[0], max(ends), GRID)
-    smoothed = [moving_average(points) for points in curves]
-    values = np.array([np.interp(grid, [x for x, _ in curve], [y for _, y in curve]) for curve in smoothed])
+    grid, values = on_one_grid(curves)
     axes.fill_between(grid, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
     axes.plot(grid, values.mean(axis=0), color=colour, linestyle=style, linewidth=1.8, label=group.label)
+
+
+def on_one_grid(curves: Sequence[Sequence[Point]]) -> tuple[Array, Array]:
+    """Return the x that all curves have, and the values of each curve there [curves, GRID]."""
+    ends = max(points[0].x for points in curves), min(points[-1].x for points in curves)
+    grid = np.linspace(ends[0], max(ends), GRID)
+    lines = [_line(points) for points in curves]
+    return grid, np.array([np.interp(grid, [x for x, _ in line], [y for _, y in line]) for line in lines])
+
+
+def _line(points: Sequence[Point]) -> list[tuple[float, float]]:
+    return moving_average(points) if len(points) >= SMOOTH_FROM else [(point.x, point.y) for point in points]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from millpond.devices.graphs import Replayed
 from millpond.envs.env_batch import EpisodeStats
 from millpond.envs.spec import ActionSpec
 from millpond.rollout.following import FollowingObservations
@@ -78,8 +80,10 @@ class Actor(Protocol):
 class PolicyActor:
     """Acts with any policy on any device."""
 
-    def __init__(self, policy: PlayablePolicy, device: torch.device | str) -> None:
-        self.policy, self.device = policy, torch.device(device)
+    def __init__(self, policy: PlayablePolicy, device: torch.device | str, *, captures: bool = False) -> None:
+        """`captures`: acting for the same memory again and again is captured as a graph."""
+        self.policy, self.device, self.captures = policy, torch.device(device), captures
+        self._replayed: dict[Any, Replayed[Any]] = {}
 
     def freeze_weights(self) -> None:
         """Do nothing."""
@@ -102,6 +106,22 @@ class PolicyActor:
             acted = self.policy.act(observation, state, action_mask=action_mask, generator=generator)
             state.copy_(acted.state)
             return acted
+
+    def act_in_place(
+        self,
+        place: Any,
+        observation: Tensor,
+        state: Tensor,
+        action_mask: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> Any:
+        """Do the same for tensors that are in the same memory at every call with a `place`; so are the results."""
+        if not self.captures:
+            return self.act_on_device(observation, state, action_mask, generator)
+        if place not in self._replayed:
+            work = partial(self.act_on_device, observation, state, action_mask, generator)
+            self._replayed[place] = Replayed(self.device, work, generator)
+        return self._replayed[place]()
 
     def value_on_device(self, observation: Tensor, state: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -185,7 +205,7 @@ class Collector:
         self.first_top_up = 0  # first env of the next top-up round
         self.kept_rows = 0  # surplus rows of the last iteration, at the front of the buffer
         self._surplus_from = 0
-        self._lanes: dict[tuple[int, int], Lane] = {}  # by number and size of a group; for a policy on a device
+        self._lanes: dict[tuple[int, int, bool], Lane] = {}  # by group and its size; for a policy on a device
         self._finite = FiniteCheck(vector)
         self._action = vector.spec.action
         self._rounds: list[_Round] = []  # of this collection
@@ -281,7 +301,7 @@ class Collector:
                     self._outcome(envs, t - 1, done)
                 else:
                     row = first_row + (batch.first - first_env) % self.vector.num_envs * self.rows.rows_per_env
-                    envs = self._slice(batch, row, index)
+                    envs = self._slice(batch, row, index, whole=turns is self.vector)
                     slices.append(envs)
                     if self.zero_state:
                         envs.state.zero_()
@@ -301,15 +321,18 @@ class Collector:
                         envs.end_round(self.actor, bootstraps=self.bootstraps_row_end)
         turns.end_round()
 
-    def _slice(self, batch: Batch, row: int, index: int) -> Slice:
-        """Return the group number `index` of a round as envs that fill the rows from `row` on."""
+    def _slice(self, batch: Batch, row: int, index: int, *, whole: bool) -> Slice:
+        """Return the group number `index` of a round as envs that fill the rows from `row` on.
+
+        `whole`: the round is of all envs, so that the same groups come again; those of a top-up change.
+        """
         state = self.state[batch.first : batch.last]
         if self.device.type == "cpu":
             return HostSlice(batch, self.rows, row, state)
-        lane = self._lanes.get((index, batch.num_envs))
-        if lane is None:
-            lane = self._lanes[index, batch.num_envs] = Lane(batch, self.rows, state)
-        return DeviceSlice(batch, self.rows, row, state, lane)
+        place = index, batch.num_envs, whole
+        if place not in self._lanes:
+            self._lanes[place] = Lane(batch, self.rows, state)
+        return DeviceSlice(batch, self.rows, row, state, self._lanes[place], place if whole else None)
 
     def _link(self, batch: Batch, first_row: int) -> None:
         """Note in which rows the envs of a batch continue: from `first_row` on, unless they were restarted."""

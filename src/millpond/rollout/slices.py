@@ -31,6 +31,16 @@ class DeviceActor(Protocol):
     ) -> ActedOnDevice:
         """observation [B, *obs], state [B, S, H] (updated in place), action_mask [B, choices]: always the same memory."""
 
+    def act_in_place(
+        self,
+        place: Any,
+        observation: Tensor,
+        state: Tensor,
+        action_mask: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> ActedOnDevice:
+        """Do the same for tensors that are in the same memory at every call with a `place`."""
+
     def value_on_device(self, observation: Tensor, state: Tensor) -> Tensor:
         """Return the value [B] of observations with their states; nothing changes."""
 
@@ -217,7 +227,8 @@ class DeviceSlice:
     Outcomes of a step are sent together with the next observation, so that each step has one upload.
     """
 
-    def __init__(self, batch: Batch, rows: Rows, row: int, state: Tensor, lane: Lane) -> None:
+    def __init__(self, batch: Batch, rows: Rows, row: int, state: Tensor, lane: Lane, place: Any = None) -> None:
+        """`place` names states and a lane that are always in the same memory; None: they are not."""
         self.batch, self.row = batch, row
         self.agents, self.action_shape = batch.reward.shape, batch.action.shape
         self.observation = joined(batch.observation)
@@ -228,6 +239,7 @@ class DeviceSlice:
         self._rows, self._lane, self._count = rows, lane, self.observation.shape[0]
         self._host_places = rows.places(row, batch.num_envs)  # None if the rows are on the device
         self._places = rows.device_places(row, batch.num_envs)
+        self._place = place
         self._outcome_at = -1  # time of an outcome that is not sent yet
         self._resets, self._centers, self._finals = False, False, 0
         self._final_places: Array = np.zeros(0, np.int64)  # in [T, R, a]
@@ -237,7 +249,8 @@ class DeviceSlice:
     def act(self, actor: DeviceActor, generator: torch.Generator | None, t: int) -> tuple[Array, Any, Any]:
         tensors = self._send(actor)
         mask = tensors.get("action_mask")
-        acted = actor.act_on_device(tensors["observation"], self.joined_state, mask, generator)
+        asked = tensors["observation"], self.joined_state, mask, generator
+        acted = actor.act_on_device(*asked) if self._place is None else actor.act_in_place(self._place, *asked)
         if self._host_places is None:
             place = self._places["action"][t]
             place.copy_(acted.action.view(place.shape))  # in the dtype that the envs take

@@ -107,7 +107,7 @@ class Run:
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise RunError(
-                f"{name!r} is not a valid run name; use letters, digits, '.', '_' and '-', a letter or digit first"
+                f"{name!r} is not a valid run name; use a to z, A to Z, digits, '.', '_' and '-', a letter or digit first"
             )
         run = Run(root / name, resumed=False, cwd=cwd)
         folder, root = run.folder, run.folder.parent

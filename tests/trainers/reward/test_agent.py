@@ -150,7 +150,7 @@ def test_pond_batches_hold_whole_episodes_and_their_returns(ring_size: int) -> N
     assert batches.episodes == 8  # a ring holds four episodes of five records
     assert sorted(batches.mean_return.tolist()) == sorted(2 * [(10 + at * 100) / 4 for at in range(5, 9)])
     episodes, steps = batches.sampler(rng)
-    batch = batches._batch(episodes, steps)
+    batch = batches._batch(batches._send(episodes, steps))
     assert torch.equal(batch.next_observation, batch.observation + 1)
     # all four steps are sampled, so lrd is the loss on whole episodes
     rng = np.random.default_rng(3)
@@ -158,7 +158,7 @@ def test_pond_batches_hold_whole_episodes_and_their_returns(ring_size: int) -> N
     loss = batches.loss(rng)
     rng.bit_generator.state = state
     episodes, steps = batches.sampler(rng)
-    reward = network.outputs(batches._batch(episodes, steps)).view(steps.shape)
+    reward = network.outputs(batches._batch(batches._send(episodes, steps))).view(steps.shape)
     whole = decomposition_loss(reward, torch.from_numpy(batches.mean_return[episodes]).float())
     assert torch.allclose(loss, whole, rtol=1e-5)
 

@@ -55,7 +55,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
     try:
         parser.read_string(text, source)
     except configparser.Error as error:
-        raise RecipeFileError(f"{source} is not a PufferLib .ini file: {_said(error)}") from None
+        raise RecipeFileError(f"{source} is not a PufferLib .ini file: {_said(error, text)}") from None
     if not any(parser.has_section(name) for name in ("base", "vec", "train", "env", "policy")):
         raise RecipeFileError(
             f"{source} is not a PufferLib .ini file: it has none of [base] [env] [vec] [train] [policy]"
@@ -65,13 +65,13 @@ def parse(text: str, source: str) -> dict[str, Any]:
     }
 
 
-def _said(error: configparser.Error) -> str:
-    """Return what is wrong with a file, in one line."""
+def _said(error: configparser.Error, text: str) -> str:
+    """Return what is wrong with the text of a file, in one line."""
     if isinstance(error, configparser.MissingSectionHeaderError):
         return f"line {error.lineno} comes before any [section]: {error.line!r}"
     if isinstance(error, configparser.ParsingError):
-        line, text = error.errors[0]
-        return f"line {line} is neither a [section] nor key = value: {text}"
+        line = error.errors[0][0]  # beside it the line, quoted or not: that depends on the version of Python
+        return f"line {line} is neither a [section] nor key = value: {text.splitlines()[line - 1]!r}"
     return str(error).splitlines()[0]
 
 

@@ -10,6 +10,7 @@ from millpond.config import MixtureRecipe
 from millpond.config.check import flatten
 from millpond.config.mixture import SINGLE, frame_skip, longest_n_step, own_envs, state_shape
 from millpond.envs.spec import EnvSpec
+from millpond.planner.device_memory import mixture_device_bytes
 from millpond.planner.estimate import Measured, TimeEstimate, speed_sections
 from millpond.planner.kind import Plan
 from millpond.planner.remembered import AT_THE_START
@@ -79,6 +80,7 @@ class MixturePlan(Plan):
     lake_frame_compressed: bool
     lake_transitions: int
     lake_bytes: int | None
+    device_bytes: int | None  # on a GPU, at the peak
 
     @property
     def updates_in_run(self) -> int:
@@ -177,6 +179,15 @@ def plan_mixture(recipe: MixtureRecipe, spec: EnvSpec | None, vector: str = AT_T
         lake_frame_compressed=compressed,
         lake_transitions=lake_transitions,
         lake_bytes=None if lake_record is None else round(lake_transitions * lake_record),
+        device_bytes=None
+        if spec is None or pond_record is None
+        else mixture_device_bytes(
+            recipe,
+            spec,
+            collection=collection,
+            big_updates=updates,
+            big_pond_bytes=pond_record * big_pond_rows,
+        ),
     )
 
 

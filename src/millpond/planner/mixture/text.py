@@ -8,6 +8,7 @@ from math import prod
 from millpond.config import MixtureRecipe
 from millpond.config.mixture import state_shape
 from millpond.formatting import box, exact_size, figures, number, plural, sentence, size
+from millpond.planner.device_memory import describe_cards
 from millpond.planner.kind import ComparisonRow, KindText
 from millpond.planner.mixture.numbers import MixturePlan
 from millpond.planner.planned import Planned
@@ -137,11 +138,11 @@ def _memory(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
     if plan.mode != "single":
         content = "a ring of the newest" if plan.mode == "live" else "at most: no two transitions share a frame"
         stores = [
-            (f"{plural(plan.agents, 'pond')}, each", size(plan.pond_bytes), f"on {recipe.device}"),
+            (f"{plural(plan.agents, 'pond')}, each", size(plan.pond_bytes), "on the CPU, until it is poured"),
             ("the BigPond", size(plan.big_pond_bytes or 0), f"on {recipe.device}; {content}"),
         ]
         if plan.own_pond_bytes:
-            stores.insert(1, ("the BigAgent's own pond", size(plan.own_pond_bytes), f"on {recipe.device}"))
+            stores.insert(1, ("the BigAgent's own pond", size(plan.own_pond_bytes), "on the CPU, until it is poured"))
     if plan.lake_transitions and plan.lake_bytes is not None and plan.lake_frame_bytes is not None:
         frame = f"{plan.lake_frame_bytes:,.0f} bytes per frame"
         origin = "as measured with lz4" if plan.lake_frame_measured else "an upper bound: uncompressed"
@@ -161,6 +162,8 @@ def _memory(recipe: MixtureRecipe, plan: MixturePlan) -> list[str]:
     if plan.lake_bytes is not None and plan.lake_transitions:
         whole = twice * plan.lake_transitions
         lines += sentence(f"Stored in full, the transitions of the lake would take {exact_size(whole)}.")
+    if recipe.device != "cpu" and plan.device_bytes is not None:
+        lines += ["", *sentence(f"On the GPU: {describe_cards(plan.device_bytes)}.")]
     return lines
 
 

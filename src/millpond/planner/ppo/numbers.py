@@ -17,6 +17,7 @@ from millpond.config.rank_rules import rank_rules
 from millpond.config.reward_model import ONLINE
 from millpond.envs.spec import EnvSpec
 from millpond.formatting import plural, verb
+from millpond.planner.device_memory import device_training_memory
 from millpond.planner.estimate import Measured, TimeEstimate, speed_sections
 from millpond.planner.kind import Plan
 from millpond.planner.memory import FLOAT, TrainingMemory, collecting_bytes, training_memory
@@ -78,8 +79,17 @@ class PPOPlan(Plan):
     observation_bytes: int | None
     field_bytes: tuple[tuple[str, str, int], ...]  # name, shape and dtype, bytes
     collecting_bytes: int | None
+    rows_on_device: bool
     training: TrainingMemory | None
     reward_model_bytes: int | None = 0  # of its store and its network with gradients and optimiser state
+
+    @property
+    def device_bytes(self) -> int | None:
+        """Bytes on a GPU at the peak: the rows, if they are there, states, advantages, and a training step."""
+        if self.training is None:
+            return None
+        rows = self.buffer_bytes if self.rows_on_device else 0
+        return rows + (self.collecting_bytes or 0) + self.training.total + (self.reward_model_bytes or 0)
 
     @property
     def memory_bytes(self) -> int:
@@ -102,6 +112,7 @@ class PPOPlan(Plan):
             flat |= {f"training_{name}_bytes": count for name, count in asdict(self.training).items()}
             flat["training_bytes"] = self.training.total
             flat["memory_bytes"] = self.memory_bytes
+            flat["device_bytes"] = self.device_bytes
         return flat
 
     def with_agents(self, agents: int) -> str:
@@ -201,21 +212,44 @@ def plan_ppo(recipe: PPORecipe, spec: EnvSpec | None, cores: int = 1, vector: st
             (f.name, f"{shape} {f.dtype}", size) for f, shape, size in zip(fields, shapes, sizes, strict=True)
         ),
         collecting_bytes=collecting_bytes(spec, state_of_agent, envs, batch * agents_per_row),
-        training=training_memory(
-            spec if policy.target is None else None,  # not known for a custom policy
+        rows_on_device=not trainer.cpu_offload,
+        training=_training_memory(recipe, spec, micro_batch_rows, agents_per_row, cores),
+        reward_model_bytes=_reward_model_bytes(recipe, spec) if recipe.ppo.reward_model == ONLINE else 0,
+    )
+
+
+def _training_memory(
+    recipe: PPORecipe, spec: EnvSpec | None, rows: int, agents_per_row: int, cores: int
+) -> TrainingMemory | None:
+    """Return the memory of one gradient over `rows` rows; None if it is not known, as for a custom policy."""
+    policy, trainer, optimizer = recipe.policy, recipe.trainer, recipe.ppo.optimizer
+    if spec is None or policy.target is not None:
+        return None
+    if recipe.device != "cpu":
+        return device_training_memory(
+            spec,
             policy.core,
             policy.hidden_size,
-            recipe.ppo.optimizer,
-            trainer.precision,
-            micro_batch_rows,
-            horizon,
+            optimizer,
+            rows,
+            trainer.bptt_horizon,
             agents_per_row,
-            cores,
-            fast=trainer.fast and fast.is_on() and recipe.device == "cpu" and not trainer.compile,
             separate_critic=policy.separate_critic,
             num_layers=policy.num_layers,
-        ),
-        reward_model_bytes=_reward_model_bytes(recipe, spec) if recipe.ppo.reward_model == ONLINE else 0,
+        )
+    return training_memory(
+        spec,
+        policy.core,
+        policy.hidden_size,
+        optimizer,
+        trainer.precision,
+        rows,
+        trainer.bptt_horizon,
+        agents_per_row,
+        cores,
+        fast=trainer.fast and fast.is_on() and not trainer.compile,
+        separate_critic=policy.separate_critic,
+        num_layers=policy.num_layers,
     )
 
 

@@ -11,6 +11,7 @@ from millpond.config.rules import as_override
 from millpond.config.schedules import schedules_of
 from millpond.config.style import STYLE_KEYS
 from millpond.formatting import bar, box, exact_size, figures, number, plural, sentence, size, verb
+from millpond.planner.device_memory import CARDS, describe_cards, largest_steps
 from millpond.planner.kind import KindText
 from millpond.planner.ppo.compare import (
     SCALE_HEADER,
@@ -300,12 +301,18 @@ def _training_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     if training is None:
         return []
     parts = " (one micro-batch)" if plan.accumulated_parts > 1 else ""
-    sets = training.gradients // training.parameters
+    sets, on_cpu = training.gradients // training.parameters, recipe.device == "cpu"
     rows = [
         (f"minibatch{parts}", size(training.minibatch), "observations, stored for the backward pass"),
         ("activations", size(training.activations), f"and their gradients, {recipe.trainer.precision}"),
         *(
-            [("workspace", size(training.workspace), "at most; it depends on the processor")]
+            [
+                (
+                    "workspace",
+                    size(training.workspace),
+                    "at most; it depends on the processor" if on_cpu else "to clip gradients",
+                )
+            ]
             if training.workspace
             else []
         ),
@@ -316,10 +323,20 @@ def _training_memory(recipe: PPORecipe, plan: PPOPlan) -> list[str]:
     ]
     lines = ["", "Memory of one training step, estimated", *figures(rows)]
     collecting = size(plan.collecting_bytes or 0)
-    return lines + sentence(
-        f"With the rows, and {collecting} for env arrays, recurrent states and advantages: "
-        f"{size(plan.memory_bytes)}, without the interpreter and its libraries."
-    )
+    if on_cpu:
+        return lines + sentence(
+            f"With the rows, and {collecting} for env arrays, recurrent states and advantages: "
+            f"{size(plan.memory_bytes)}, without the interpreter and its libraries."
+        )
+    assert plan.device_bytes is not None
+    rows_of = "the rows stay in the computer's memory" if not plan.rows_on_device else "with the rows"
+    lines += sentence(f"On the GPU, {rows_of}: {describe_cards(plan.device_bytes)}.")
+    steps = plan.agent_steps_per_gradient // plan.accumulated_parts
+    other = plan.device_bytes - training.total
+    each = plan.bptt_horizon * (plan.agent_steps_per_gradient // plan.minibatch_size)  # agent steps of a row
+    rows_by_card = {card: largest_steps(training, steps, other, card) // each for card in CARDS}
+    limits = ", ".join(f"{card} GB {rows * plan.bptt_horizon:,}" for card, rows in rows_by_card.items())
+    return lines + sentence(f"Largest trainer.max_minibatch_size by card: {limits}.")
 
 
 TEXT = KindText(

@@ -16,7 +16,7 @@ from millpond.planner.reward.text import advise_reward
 def draft_reward(recipe: RewardRecipe, inputs: PlanInputs) -> Draft:
     """Plan a reward run. The recorded episodes are opened unless their description is passed in."""
     dataset, notes = (inputs.dataset, ()) if inputs.dataset is not None else read_dataset(recipe)
-    plan = plan_reward(recipe, dataset, plan_vector(recipe, here=inputs.host is not None))
+    plan = plan_reward(recipe, dataset, plan_vector(recipe, here=inputs.host is not None), inputs.spec)
     refused = dataset is not None and dataset.refusal is not None
     alerts = (f"training will refuse {dataset.refusal}",) if dataset is not None and refused else ()
     return Draft(plan, advise_reward(recipe, plan), notes, alerts)

@@ -12,6 +12,8 @@ from millpond.config import RewardRecipe
 from millpond.data import DataError, Episodes, open_episodes, unfit
 from millpond.data.audit import OBJECTIVES, refusal, split_episodes
 from millpond.data.source import data_exists
+from millpond.envs.spec import EnvSpec
+from millpond.planner.device_memory import reward_device_bytes
 from millpond.planner.estimate import Measured, TimeEstimate, speed_sections
 from millpond.planner.kind import Plan
 from millpond.planner.remembered import AT_THE_START
@@ -133,6 +135,7 @@ class RewardPlan(Plan):
     env_steps: int
     env_steps_per_cycle: int
     test_episodes: int
+    device_bytes: int | None  # on a GPU, at the peak; None without an agent: the data's size decides
 
     @property
     def updates_in_run(self) -> int:
@@ -149,7 +152,9 @@ class RewardPlan(Plan):
         return flat
 
 
-def plan_reward(recipe: RewardRecipe, dataset: Dataset | None = None, vector: str = AT_THE_START) -> RewardPlan:
+def plan_reward(
+    recipe: RewardRecipe, dataset: Dataset | None = None, vector: str = AT_THE_START, spec: EnvSpec | None = None
+) -> RewardPlan:
     """Derive all numbers. Without a dataset, its sizes are those that the recipe expects, if it has any."""
     reward, data, agent = recipe.reward, recipe.data, recipe.agent
     epochs = min(reward.epochs, recipe.trainer.total_iterations or reward.epochs)
@@ -204,6 +209,7 @@ def plan_reward(recipe: RewardRecipe, dataset: Dataset | None = None, vector: st
         env_steps=steps_per_env * agent.num_envs if online else 0,
         env_steps_per_cycle=reward.iterations * agent.steps_per_iteration * agent.num_envs if online else 0,
         test_episodes=epochs * reward.cycles * agent.test_episodes if online else 0,
+        device_bytes=reward_device_bytes(recipe, spec) if online and spec is not None else None,
     )
 
 

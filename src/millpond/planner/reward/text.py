@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from millpond.config import RewardRecipe
 from millpond.formatting import figures, number, plural, sentence
+from millpond.planner.device_memory import describe_cards
 from millpond.planner.kind import Advice, Adviser, ComparisonRow, KindText
 from millpond.planner.planned import Planned
 from millpond.planner.reward.numbers import Dataset, RewardPlan, plan_reward
@@ -31,6 +32,8 @@ def show_reward(recipe: RewardRecipe, plan: RewardPlan) -> list[str]:
             ("vector", recipe.vector.backend, plan.vector or "" if recipe.vector.backend == "auto" else ""),
         ]
         lines += ["", "Agent", *figures(rows)]
+        if recipe.device != "cpu" and plan.device_bytes is not None:
+            lines += ["", *sentence(f"On the GPU: {describe_cards(plan.device_bytes)}.")]
     return lines
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from millpond import fast
 from millpond.config import MixtureRecipe
+from millpond.devices import saved
 from millpond.distributed import ALONE, Ranks
 from millpond.envs.spec import EnvSpec
 from millpond.formatting import plural
@@ -255,7 +256,7 @@ class BigAgent:
             "epsilon": self.epsilon.state_dict(),
             "sampler": self.sampler.bit_generator.state,
             "blocks": self.pond.order.state_dict(),
-            "replayed": self.replayed.clone(),
+            "replayed": saved(self.replayed),
             "exploration": None if actor is None else actor.generators[0].get_state(),
             "memory": None if actor is None else actor.collector.state.clone(),
         }

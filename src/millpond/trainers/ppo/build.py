@@ -62,7 +62,7 @@ def make_actor(policy: Any, trainer: PPOTrainerConfig, device: torch.device) -> 
     actor: Actor | None = None
     if trainer.fast and device.type == "cpu":
         actor = fast.actor(policy, autocast=trainer.precision == "bfloat16")
-    return actor or PolicyActor(policy, device)
+    return actor or PolicyActor(policy, device, captures=trainer.graphs)
 
 
 def make_updater(policy: Any, trainer: PPOTrainerConfig, device: torch.device) -> GradientsOfRows:
@@ -85,21 +85,35 @@ def make_network(policy: Any, trainer: PPOTrainerConfig, device: torch.device) -
 
 def autocast(trainer: PPOTrainerConfig, device: torch.device) -> torch.autocast:
     """Return a context in which the policy computes in the configured precision."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=trainer.precision == "bfloat16")
+    return torch.autocast(
+        device.type,
+        dtype=torch.bfloat16,
+        enabled=trainer.precision == "bfloat16",
+        cache_enabled=not trainer.graphs,  # a graph would read weights that were converted before it
+    )
 
 
-def make_optimizer(ppo: PPOConfig, policy: nn.Module) -> torch.optim.Optimizer:
-    """Build the optimizer that the config names."""
+def prepare_device(trainer: PPOTrainerConfig, device: torch.device) -> None:
+    """Set how a GPU computes: the precision of products of float32, and convolutions by whichever kernel is fastest."""
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision(trainer.matmul_precision)
+        torch.backends.cudnn.allow_tf32 = trainer.matmul_precision != "highest"
+        torch.backends.cudnn.benchmark = True
+
+
+def make_optimizer(ppo: PPOConfig, policy: nn.Module, *, capturable: bool = False) -> torch.optim.Optimizer:
+    """Build the optimizer that the config names; `capturable`: its steps can be part of a captured graph."""
     parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    fused: dict[str, Any] = {"fused": True, "capturable": capturable}
     betas = (ppo.adam_beta1, ppo.adam_beta2)
     if ppo.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=ppo.learning_rate, betas=betas, eps=ppo.adam_eps, fused=True)
+        return torch.optim.Adam(parameters, lr=ppo.learning_rate, betas=betas, eps=ppo.adam_eps, **fused)
     decay = WEIGHT_DECAY if ppo.weight_decay is None else ppo.weight_decay
     with_decay: dict[str, Any] = {
         "lr": ppo.learning_rate, "betas": betas, "eps": ppo.adam_eps, "weight_decay": decay,
     }  # fmt: skip
     if ppo.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, **with_decay, fused=True)
+        return torch.optim.AdamW(parameters, **with_decay, **fused)
     if ppo.optimizer == "schedule_free_adamw":
         return ScheduleFreeAdamW(parameters, **with_decay, warmup=ppo.warmup_updates)
     if ppo.optimizer == "muon":

@@ -132,7 +132,8 @@ class OnlineRewardModel(RewardModel):
         """Add what was collected to the episodes that go on, and finished ones to the store."""
         if self.network.normalizer is not None:
             seen = part.steps["observation"][part.steps["alive"]]
-            self.network.normalizer.update(torch.from_numpy(seen).to(self.device).flatten(1).float())
+            for block in torch.from_numpy(seen).split(BLOCK):
+                self.network.normalizer.update(block.to(self.device).flatten(1).float())
         for index, lane in enumerate(part.lanes.tolist()):
             begin = 0
             for end in np.flatnonzero(part.steps["ended"][index]).tolist():

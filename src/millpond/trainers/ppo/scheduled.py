@@ -64,6 +64,13 @@ class Settings:
             if path in self.scheduled:
                 numbers[name] = self.scheduled[path]
         for group in optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor) and group["lr"].device.type != "cpu":  # a captured graph reads it
+                rate = numbers["lr"]
+                if group.get("rate_now") != rate:
+                    group["lr"].fill_(rate)
+                    group["rate_now"] = rate
+                group.update({name: number for name, number in numbers.items() if name in group and name != "lr"})
+                continue
             group.update({name: number for name, number in numbers.items() if name in group})
             if "betas" in group and {"ppo.adam_beta1", "ppo.adam_beta2"} & self.scheduled.keys():
                 group["betas"] = betas

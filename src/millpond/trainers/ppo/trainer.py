@@ -58,8 +58,16 @@ from millpond.trainers.common.policy import LoadedPolicy
 from millpond.trainers.common.reporting import next_steps, report_at_end, summarise
 from millpond.trainers.common.session import make_sinks
 from millpond.trainers.ppo.advantages import Estimator, estimate_advantages, refresh_advantages
-from millpond.trainers.ppo.build import autocast, make_actor, make_network, make_optimizer, make_updater, make_vector
-from millpond.trainers.ppo.device_loss import DrawUploads
+from millpond.trainers.ppo.build import (
+    autocast,
+    make_actor,
+    make_network,
+    make_optimizer,
+    make_updater,
+    make_vector,
+    prepare_device,
+)
+from millpond.trainers.ppo.device_update import DeviceUpdate, hold_learning_rate_on_device, require_constant_decay
 from millpond.trainers.ppo.measures import EVERY, gradient_is_due, observation_ranges, value_gradient_share
 from millpond.trainers.ppo.reward_model import OnlineRewardModel, make_reward_model
 from millpond.trainers.ppo.schedule_free import ScheduleFreeAdamW, averaged
@@ -100,7 +108,10 @@ class PPOTrainer:
         policy.value_trains_core = recipe.ppo.value_trains_core
         self.policy = policy
         begin_with_weights(ranks, {"policy": policy}, weights_from)
-        self.optimizer = make_optimizer(recipe.ppo, self.policy)
+        prepare_device(recipe.trainer, self.device)
+        self.optimizer = make_optimizer(
+            recipe.ppo, self.policy, capturable=recipe.trainer.graphs and self.device.type != "cpu"
+        )
         self.updater = make_updater(policy, recipe.trainer, self.device)
         self.network = make_network(policy, recipe.trainer, self.device)  # the same policy, to refresh values with
         actor = make_actor(policy, recipe.trainer, self.device)
@@ -142,8 +153,12 @@ class PPOTrainer:
         self.now = self.scheduled.at(0)  # settings of the current iteration
         self.advantages: Advantages  # of the current rows
         self.coefficients: Coefficients  # of the current iteration
-        on_cpu = self.device.type == "cpu"
-        self.uploads = None if on_cpu else DrawUploads(planned.minibatch_segments, self.device)
+        self.on_device: DeviceUpdate | None = None
+        if self.device.type != "cpu":
+            captures = recipe.trainer.graphs and ranks.all_reduce is None  # else only acting is captured
+            self.on_device = DeviceUpdate(planned.minibatch_segments, self.device, captures=captures)
+            if captures:
+                require_constant_decay(self.now.scheduled)
         self.vector.reset(seeds[4])
 
         self.loop = self._make_loop()
@@ -180,6 +195,8 @@ class PPOTrainer:
             restore_over_ranks(ranks, self.checkpoints, self.parts)
             if isinstance(self.optimizer, ScheduleFreeAdamW):
                 self.optimizer.to_training_point()
+        if self.on_device is not None and self.on_device.captures:
+            hold_learning_rate_on_device(self.optimizer, self.device)
 
     def _make_sinks(self) -> list[Sink]:
         checks = ppo_checks(self.recipe, self.vector.spec, self.plan.num_envs)
@@ -333,7 +350,7 @@ class PPOTrainer:
                 micro_batch_rows=self._micro_batch_rows,
                 device=self.device,
                 all_reduce=self.ranks.all_reduce,
-                uploads=self.uploads,
+                on_device=self.on_device,
             )
         self.counters.updates += 1
         self._updates_of_epoch.append((draw, step))
@@ -381,7 +398,7 @@ class PPOTrainer:
         """Describe the update that gave a number that is not finite. Values on a device are read later, at an epoch's end."""
         updates = self._updates_of_epoch
         back = 0 if isinstance(error.address, str) else self.loop.address["minibatch"] - error.address["minibatch"]
-        number, rate = self.counters.updates - back, self.optimizer.param_groups[0]["lr"]
+        number, rate = self.counters.updates - back, float(self.optimizer.param_groups[0]["lr"])
         if not updates:
             return Learning("ppo", rate, f"update {number:,}")
         at = len(updates) - 1 - back

@@ -23,7 +23,8 @@ from millpond.rollout.micro_batch import Advantages, MicroBatch, gather, newest
 from millpond.rollout.rows import Rows, by_row
 from millpond.rollout.sampling import Draw
 from millpond.threads import torch_threads
-from millpond.trainers.ppo.device_loss import DrawUploads, ppo_loss_on_device
+from millpond.trainers.ppo.device_loss import ppo_loss_on_device
+from millpond.trainers.ppo.device_update import DeviceUpdate
 from millpond.trainers.ppo.schedule_free import follow_value_scale
 
 POWERS = {"exp_avg": 1, "exp_avg_sq": 2, "momentum": 1}  # of the gradients, in the optimizers' moments
@@ -273,24 +274,49 @@ def train_minibatch(
     micro_batch_rows: int,
     device: torch.device,
     all_reduce: AllReduce | None = None,
-    uploads: DrawUploads | None = None,
+    on_device: DeviceUpdate | None = None,
 ) -> Step:
     """Compute the gradient of the drawn rows, in micro-batches of at most `micro_batch_rows`, and take one optimizer step.
 
     `all_reduce` sums a tensor over ranks: each rank divides by the valid steps of all, so that their gradients add up to
-    that of all rows together. On a device the draw and the coefficients are sent by `uploads`, in one copy.
+    that of all rows together. On a device `on_device` sends the draw and the coefficients.
     """
+    if on_device is not None:
+
+        def body(advantages: Advantages, coefficients: Coefficients, picked: Tensor, weight: Any) -> Trained:
+            picked = picked if rows.device == device else torch.from_numpy(draw.rows)
+            return _train(
+                updater, optimizer, rows, advantages, picked, weight, coefficients, micro_batch_rows, all_reduce
+            )
+
+        return Step(*on_device(draw, advantages, coefficients, body))
     picked = torch.from_numpy(draw.rows)
-    weight: Any = draw.weight
-    max_grad_norm: float | Tensor = coefficients.max_grad_norm
-    if uploads is not None:
-        sent, weight, numbers = uploads.send(draw, coefficients)
-        coefficients, max_grad_norm = replace(coefficients, on_device=numbers), numbers[-1]
-        picked = sent if rows.device == device else picked
-    valid_steps = advantages.valid_steps.index_select(0, picked.to(rows.device)).sum().to(device)
+    return Step(
+        *_train(updater, optimizer, rows, advantages, picked, draw.weight, coefficients, micro_batch_rows, all_reduce)
+    )
+
+
+Trained = tuple[dict[str, Tensor], Tensor]  # metrics, valid steps
+
+
+def _train(
+    updater: GradientsOfRows,
+    optimizer: torch.optim.Optimizer,
+    rows: Rows,
+    advantages: Advantages,
+    picked: Tensor,
+    weight: Any,
+    coefficients: Coefficients,
+    micro_batch_rows: int,
+    all_reduce: AllReduce | None,
+) -> Trained:
+    """Train on the rows `picked` with their importance weights."""
+    device = updater.parameters[0].device
+    own_steps = advantages.valid_steps.index_select(0, picked.to(rows.device)).sum().to(device)
+    # Over ranks: each divides by the same number, and the sum is divided by all valid steps, which come in the same message.
+    divisor = own_steps.clamp(min=1)
     if all_reduce is not None:
-        all_reduce(valid_steps)
-    valid_steps = valid_steps.clamp(min=1)
+        divisor = torch.full_like(own_steps, len(picked) * rows.horizon * rows.agents_per_row)
     if advantages.per_minibatch:
         scale = scale_of_minibatch(rows, advantages, picked, device, all_reduce)
         coefficients = replace(coefficients, advantage_scale=scale)
@@ -299,13 +325,16 @@ def train_minibatch(
     metrics = dict[str, Tensor]()
     for first in range(0, len(picked), micro_batch_rows):
         some = slice(first, first + micro_batch_rows)
-        for share in updater.backward(rows, advantages, picked[some], weight[some], coefficients, valid_steps):
+        for share in updater.backward(rows, advantages, picked[some], weight[some], coefficients, divisor):
             for name, value in share.items():
                 metrics[name] = metrics[name] + value if name in metrics else value
-    metrics["grad_norm"] = take_step(updater, optimizer, max_grad_norm, [*metrics.values()], all_reduce)
-    if uploads is not None:
-        uploads.release()
-    return Step(metrics, valid_steps)
+    numbers = coefficients.on_device
+    max_grad_norm = coefficients.max_grad_norm if numbers is None else numbers[-1]
+    values, summed = [*metrics.values()], None
+    if all_reduce is not None:
+        summed = all_reduce, own_steps, divisor
+    metrics["grad_norm"] = take_step(updater, optimizer, max_grad_norm, values, summed)
+    return metrics, own_steps.clamp(min=1)
 
 
 def scale_of_minibatch(
@@ -340,20 +369,31 @@ def take_step(
     optimizer: torch.optim.Optimizer,
     max_grad_norm: float | Tensor,
     metrics: list[Tensor],
-    all_reduce: AllReduce | None = None,
+    summed: tuple[AllReduce, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Clip the gradients, take one optimizer step, and return their norm. Gradients and metrics are summed over ranks."""
+    """Clip the gradients, take one optimizer step, and return their norm.
+
+    With `summed`, a function, valid steps and divisor of this rank, gradients and metrics become the means over the valid
+    steps of all ranks, and the valid steps those of all.
+    """
     # Waking other threads takes longer than these operations.
     with torch_threads(1) if updater.parameters[0].device.type == "cpu" else nullcontext():
-        if all_reduce is not None:
+        if summed is not None:
+            all_reduce, own_steps, divisor = summed
             gradients = [parameter.grad for parameter in updater.parameters if parameter.grad is not None]
-            _all_reduce_together(all_reduce, [*gradients, *metrics])
+            _all_reduce_together(all_reduce, [*gradients, *metrics], own_steps, divisor)
         return updater.clip_and_step(optimizer, max_grad_norm)
 
 
-def _all_reduce_together(all_reduce: AllReduce, tensors: list[Tensor]) -> None:
-    """Sum many tensors over ranks in one message: there are dozens of small ones, and each message has a cost."""
-    joined = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+def _all_reduce_together(all_reduce: AllReduce, tensors: list[Tensor], own_steps: Tensor, divisor: Tensor) -> None:
+    """Turn tensors, divided by `divisor` on each rank, into means over the valid steps of all ranks, in one message.
+
+    There are dozens of small tensors, and each message has a cost.
+    """
+    joined = torch.cat([*(tensor.detach().reshape(-1) for tensor in tensors), own_steps.detach().view(1).float()])
     all_reduce(joined)
-    for tensor, summed in zip(tensors, torch.split(joined, [tensor.numel() for tensor in tensors]), strict=True):
-        tensor.detach().copy_(summed.view_as(tensor))
+    own_steps.copy_(joined[-1])
+    joined.mul_(divisor / joined[-1].clamp(min=1))
+    sizes = [tensor.numel() for tensor in tensors]
+    for tensor, mean in zip(tensors, torch.split(joined[:-1], sizes), strict=True):
+        tensor.detach().copy_(mean.view_as(tensor))
