@@ -45,7 +45,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_wheel_has_every_file_of_the_package(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("millpond/")}
-    kinds = ("*.py", "py.typed", "recipes/*.yaml", "report/css/*.css", "data/files/*")
+    kinds = (
+        "*.py",
+        "py.typed",
+        "recipes/*.yaml",
+        "report/css/*.css",
+        "board/static/*",
+        "data/files/*",
+        "experiments/*.yaml",
+    )
     expected = {f"millpond/{path.relative_to(SOURCE).as_posix()}" for kind in kinds for path in SOURCE.rglob(kind)}
     assert {"millpond/py.typed", "millpond/recipes/grid.yaml", "millpond/data/files/lift.hdf5"} <= expected
     assert any(name.endswith(".css") for name in expected)

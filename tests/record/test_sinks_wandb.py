@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from PIL import Image
 
-from millpond.record import Counters, Recorder, WeightsAndBiases
+from millpond.record import Counters, Recorder, WeightsAndBiases, video_path
 
 wandb = pytest.importorskip("wandb")
 
@@ -70,3 +71,21 @@ def test_unreachable_server_does_not_stop_training(tmp_path, monkeypatch):
     recorder.close()
     wandb.teardown()
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_video_of_an_evaluation_is_sent_with_its_record(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    frames = [Image.new("RGB", (8, 6), (40 * k, 0, 0)) for k in range(4)]
+    frames[0].save(video_path(videos, 50), save_all=True, append_images=frames[1:])
+    counters = Counters()
+    sink = WeightsAndBiases(tmp_path, "pond-run", "k3x9", "updates", mode="offline", videos=videos)
+    recorder = Recorder(tmp_path / "metrics.jsonl", counters, [sink])
+    for counters.updates in (0, 50):
+        recorder.write({"eval/episode_return": 1.0})
+    recorder.close()
+    wandb.teardown()
+    (sent,) = (tmp_path / "wandb").glob("offline-run-*/files/media/videos/eval/episode_*.gif")
+    assert sent.read_bytes() == video_path(videos, 50).read_bytes()

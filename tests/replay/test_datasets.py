@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 import millpond
+from millpond.formatting import plural
 from millpond.replay import Lake, LakeError, Pond, ReplayDataset, ReplayStream
 from tests.support.naive_lake import FRAME, MIXED, VECTOR, NaiveLake, assert_transition
 
@@ -280,6 +281,7 @@ def test_a_pond_on_another_device_is_refused_in_workers() -> None:
 def test_bad_arguments_are_refused_at_once(frames: tuple[Path, NaiveLake], tmp_path: Path) -> None:
     for make, message in (
         (lambda: ReplayStream(tmp_path / "none"), "is not a lake"),
+        (lambda: ReplayDataset(3), "replay=3 is of type int; pass a Lake, a Pond, or the path of a lake"),  # type: ignore[arg-type]
         (lambda: ReplayDataset(frames[0], stack=0), "stack=0 and n_step=1 must be at least 1"),
         (lambda: ReplayDataset(frames[0], length=0), "length=0 must be at least 1"),
         (lambda: ReplayDataset(frames[0], burn_in=2), "set length, too"),
@@ -313,3 +315,8 @@ def test_damage_is_not_left_out_silently(frames: tuple[Path, NaiveLake]) -> None
 def test_datasets_are_exported() -> None:
     assert millpond.ReplayDataset is ReplayDataset
     assert millpond.ReplayStream is ReplayStream
+
+
+def test_a_lake_shows_its_folder_and_streams(frames: tuple[Path, NaiveLake]) -> None:
+    with Lake(frames[0]) as lake:
+        assert repr(lake) == f"<Lake {frames[0]}: {plural(len(lake.streams), 'stream')}>"

@@ -129,6 +129,10 @@ class Source:
 
 
 def _folder(replay: Lake | str | Path) -> Path:
+    if not isinstance(replay, Lake | str | Path):
+        raise LakeError(
+            f"replay={replay!r:.60} is of type {type(replay).__name__}; pass a Lake, a Pond, or the path of a lake"
+        )
     return (replay.folder if isinstance(replay, Lake) else Path(replay)).absolute()
 
 

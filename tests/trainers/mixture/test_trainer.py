@@ -286,6 +286,18 @@ def test_big_agent_with_memory_is_loaded_and_remembers(tmp_path: Path) -> None:
     torch.testing.assert_close(later, network.step(observation, after)[1])
 
 
+def test_prioritised_batches_have_importance_weights(tmp_path: Path) -> None:
+    trainer = finish(start(tmp_path, "pond", {**PRIORITIES, "mixture.total_frames": 3 * 64}))
+    assert trainer.big is not None
+    batch, _ = trainer.big._newest[-1]
+    assert batch.weight.shape == (8,)
+    assert batch.weight.max() <= 1.0
+    assert batch.weight.unique().numel() > 1
+    plain = finish(start(tmp_path, "plain", {**BLOCKS, "mixture.total_frames": 3 * 64}))
+    assert plain.big is not None
+    assert plain.big._newest[-1][0].weight is None
+
+
 def test_clones_of_a_big_agent_with_quantiles_have_their_mean(tmp_path: Path) -> None:
     trainer = finish(start(tmp_path, "pond", {**QUANTILES, "mixture.total_frames": 6 * 64}))
     assert trainer.big is not None

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from millpond.durable import create_file, make_folder
+from millpond.formatting import plural
 from millpond.replay.draw import (
     DrawnSequences,
     DrawnTransitions,
@@ -86,6 +87,9 @@ class Lake:
         if lake.schema != schema:
             raise LakeError(f"{folder} is a lake with another schema: it has {lake.schema}, {schema} was requested")
         return lake
+
+    def __repr__(self) -> str:
+        return f"<Lake {self.folder}: {plural(len(self._streams), 'stream')}>"
 
     @property
     def streams(self) -> list[str]:
