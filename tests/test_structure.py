@@ -29,6 +29,7 @@ CONCEPTS: dict[str, str] = {
     "millpond.config.draft": "loads what no command may run, apart from what loads recipes",
     "millpond.devices.kernels": "how a fused kernel is chosen and counted, apart from the cores that use it",
     "millpond.replay.ring_view": "the records of a ring without a copy, apart from how they are drawn",
+    "millpond.devices.live_memory": "bytes in use, apart from what the device computes",
     "millpond.devices.streams": "streams of any device, apart from what is copied on them",
     "millpond.experiments.mixture_budget": "of one kind of recipe, which nothing else asks for",
     "millpond.experiments.page": "the page, apart from what it shows",

@@ -19,8 +19,8 @@ from millpond.rollout.sampling import Draw
 from millpond.trainers.common.envs import rank_device
 from millpond.trainers.ppo.advantages import Estimator, estimate_advantages
 from millpond.trainers.ppo.update import Updater, train_minibatch
-from tests.distributed.test_same_step import HIDDEN, ROWS, spec, stored_rows
 from tests.support.rank_processes import run_ranks
+from tests.support.rows_of_ranks import HIDDEN, ROWS, spec, stored_rows
 
 
 class Counted:

@@ -12,46 +12,16 @@ import torch
 
 from millpond.config.ppo import NormalizeAdvantage
 from millpond.distributed import ALONE, Ranks
-from millpond.envs.spec import EnvSpec
 from millpond.losses import GTD, Coefficients
 from millpond.policies import build_policy
-from millpond.rollout.rows import Rows
 from millpond.rollout.sampling import Draw
-from millpond.rollout.schema import row_fields
 from millpond.trainers.common.envs import begin_with_weights
 from millpond.trainers.ppo.advantages import Estimator, estimate_advantages, lambda_residual, refresh_advantages
 from millpond.trainers.ppo.update import Updater, train_minibatch, update_value_scale, value_scale_of
 from tests.support.rank_processes import run_ranks
+from tests.support.rows_of_ranks import HIDDEN, ROWS, spec, stored_rows
 
-ROWS, HORIZON, AGENTS, HIDDEN = 12, 6, 2, 8
 MINIBATCHES = ([0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11])  # half of each is rank 0's
-
-
-def spec() -> EnvSpec:
-    from millpond.envs.registry import describe
-
-    return describe("recall", {})
-
-
-def stored_rows(first: int, count: int) -> Rows:
-    """Return rows `first` to `first + count` of a fixed set of random rows, many of whose steps are not valid."""
-    fields = row_fields(spec(), (2, HIDDEN), ratio=True)
-    rng = np.random.default_rng(5)
-    whole = Rows(fields, ROWS, HORIZON, AGENTS, AGENTS, "cpu")
-    for name, tensor in whole.arrays.items():
-        if tensor.dtype == torch.bool:
-            # Later rows have fewer agents alive, so that the halves have different numbers of valid steps.
-            chance = np.linspace(0.95, 0.2, ROWS).reshape(-1, *[1] * (tensor.ndim - 1)) if name == "alive" else 0.1
-            tensor.copy_(torch.from_numpy(rng.random(tensor.shape) < chance))
-        elif tensor.dtype.is_floating_point:
-            tensor.copy_(torch.from_numpy(rng.normal(size=tensor.shape)))
-        else:
-            tensor.copy_(torch.from_numpy(rng.integers(0, 2, tensor.shape)))
-    whole["log_prob"].copy_(-whole["log_prob"].abs())
-    part = Rows(fields, count, HORIZON, AGENTS, AGENTS, "cpu")
-    for name, tensor in whole.arrays.items():
-        part[name].copy_(tensor[first : first + count])
-    return part
 
 
 def two_steps(

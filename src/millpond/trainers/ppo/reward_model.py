@@ -133,8 +133,8 @@ class OnlineRewardModel(RewardModel):
         if self.network.normalizer is not None:
             seen = part.steps["observation"][part.steps["alive"]]
             for first in range(0, len(seen), BLOCK):
-                some = torch.from_numpy(seen[first : first + BLOCK])
-                self.network.normalizer.update(some.to(self.device).flatten(1).float())
+                block = torch.from_numpy(seen[first : first + BLOCK])
+                self.network.normalizer.update(block.to(self.device).flatten(1).float())
         for index, lane in enumerate(part.lanes.tolist()):
             begin = 0
             for end in np.flatnonzero(part.steps["ended"][index]).tolist():
