@@ -8,8 +8,10 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from millpond.board.interactive import curves_of, make_interactive
+from millpond.cli.app import app
 from millpond.report import read_facts, write_report
 from tests.support.board import append, make_run, record_at
 from tests.support.browser import browser, messages, require_browser, wait
@@ -48,6 +50,14 @@ def test_data_of_the_page_are_those_of_the_static_charts(tmp_path: Path) -> None
     assert evaluations["y"][0] == record_at(9)["eval/episode_return"]
     assert training["x"] == [100.0 * (number + 1) for number in range(100)]
     assert {"entropy", "episode_return"} <= charts.keys()
+
+
+def test_report_command_writes_live_charts_unless_told_not_to(tmp_path: Path) -> None:
+    page = make_run(tmp_path, "pond") / "report.html"
+    for options, live in (([], True), (["--static"], False), (["--interactive"], True)):
+        done = CliRunner().invoke(app, ["report", "pond", "--run-dir", str(tmp_path), *options])
+        assert done.exit_code == 0, done.output
+        assert ("<script>" in page.read_text()) == live, options
 
 
 @pytest.mark.slow

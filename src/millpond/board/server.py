@@ -60,9 +60,14 @@ class NotFound(MillpondError):
     """A run, sweep or task that is not in the list."""
 
 
+def missing_packages() -> list[str]:
+    """Return the packages of the extra `board` that are not installed."""
+    return [name for name in ("starlette", "uvicorn", "plotly") if find_spec(name) is None]
+
+
 def require_board() -> None:
     """Raise an error with the install command if a package of the extra is missing."""
-    missing = [name for name in ("starlette", "uvicorn", "plotly") if find_spec(name) is None]
+    missing = missing_packages()
     if missing:
         raise BoardError(
             f"the board needs the extra 'board' ({', '.join(missing)} not installed): {install_command('board')}"

@@ -279,11 +279,12 @@ def report(
         Path | None, typer.Option("--pictures", metavar="FOLDER", help="Also write each chart there as an SVG file.")
     ] = None,
     interactive: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--interactive", help="Charts as on the board, in the same file: 5 MB more. Needs the extra board."
+            "--interactive/--static",
+            help="Charts as on the board, in the same file: 5 MB more. By default if the extra board is installed.",
         ),
-    ] = False,
+    ] = None,
     run_dir: RunDirOption = "runs",
     json: JsonOption = False,
 ) -> None:
@@ -296,10 +297,10 @@ def report(
     \b
       millpond report grid-1
       millpond report runs/grid-1 --pictures charts
-      millpond report grid-1 --interactive
+      millpond report grid-1 --static
     """
     from millpond.board.interactive import make_interactive
-    from millpond.board.server import require_board
+    from millpond.board.server import missing_packages, require_board
     from millpond.report import read_facts
     from millpond.report.page import write_pictures
     from millpond.trainers.common.reporting import find_reportable, report_run
@@ -308,7 +309,9 @@ def report(
     with progress("writing the report of") as update:
         update(folder.name)
         facts = read_facts(folder)
-        if interactive:
+        if interactive is None:
+            interactive = not missing_packages()
+        elif interactive:
             require_board()
         path, picture = report_run(folder)
         if interactive:
