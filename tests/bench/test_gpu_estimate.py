@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millpond.bench.emulated import EmulatedRun
-from millpond.bench.gpu.estimate import CARDS, COPY, RETURN, SHARE, Card, estimate, items_of, overrides_of, sized
+from millpond.bench.gpu.estimate import CARDS, COPY, RETURN, SHARE, Card, estimate, overrides_of, planned_work
 from millpond.bench.run import Unit
 from millpond.devices.counts import Counts
 from millpond.errors import MillpondError
@@ -49,8 +49,9 @@ def test_counts_are_made_with_the_network_and_horizon_of_the_recipe() -> None:
     assert own.training is not None
     assert small.training.parameters == own.training.parameters
     assert small.batch_size < own.batch_size
-    assert items_of(own)["group step"] == own.envs_per_group * own.num_agents
-    assert sized(own)[1] == (
+    work = planned_work(plan("metta")).units
+    assert work["group step"][0] == own.envs_per_group * own.num_agents
+    assert work["update"] == (
         own.agent_steps_per_gradient / own.accumulated_parts,
         own.gradient_updates * own.accumulated_parts,
     )

@@ -29,7 +29,7 @@ from millpond.bench.measure import (
     median_seconds,
 )
 from millpond.bench.products import BetweenRounds, Repeated, dqn_update, pqn_update, q_acting
-from millpond.bench.run import Bench, Iteration, KindBench, Measurement, Unit
+from millpond.bench.run import Bench, Iteration, KindBench, Measurement, PlannedWork, Unit
 from millpond.config import Loaded, MixtureRecipe
 from millpond.formatting import plural
 from millpond.planner import MixturePlan, plan_loaded
@@ -319,7 +319,19 @@ def mixture_units(trainer: MixtureTrainer) -> dict[str, Unit]:
     return units if trainer.big is None else {**units, "BigAgent step": Unit("train_big", trainer.big.dqn.updates)}
 
 
+def mixture_work(plan: MixturePlan) -> PlannedWork:
+    """Return the work of a round of a plan."""
+    units: dict[str, tuple[float, float]] = {
+        "group step": (plan.envs_per_agent, plan.env_steps_per_round / plan.envs_per_agent),
+        "update": (plan.minibatch_transitions, plan.pqn_updates_per_round),
+    }
+    if plan.mode != "single":
+        units["BigAgent step"] = plan.big_batch_size, plan.big_updates
+    return PlannedWork(units, plan.env_steps_per_round)
+
+
 BENCH = KindBench(
+    work=mixture_work,
     level="round",
     phases={
         "collect": "collecting",

@@ -33,7 +33,7 @@ from millpond.bench.measure import (
     median_seconds,
 )
 from millpond.bench.products import BetweenRounds, Products, Repeated
-from millpond.bench.run import Arithmetic, Bench, Iteration, KindBench, Measurement, Unit
+from millpond.bench.run import Arithmetic, Bench, Iteration, KindBench, Measurement, PlannedWork, Unit
 from millpond.config import Loaded
 from millpond.config.env_options import env_options
 from millpond.envs.env_batch import Buffers
@@ -398,7 +398,16 @@ def ppo_units(trainer: PPOTrainer) -> dict[str, Unit]:
     return {"group step": Unit("collect", steps), "update": Unit("train", trainer.counters.updates)}
 
 
+def ppo_work(plan: PPOPlan) -> PlannedWork:
+    """Return the work of an iteration of a plan."""
+    parts = plan.accumulated_parts
+    group_step = plan.envs_per_group * plan.num_agents, plan.env_steps / plan.envs_per_group
+    update = plan.agent_steps_per_gradient / parts, plan.gradient_updates * parts
+    return PlannedWork({"group step": group_step, "update": update}, plan.agent_steps)
+
+
 BENCH = KindBench(
+    work=ppo_work,
     level="iteration",
     phases={
         "collect/step": "waiting for envs",

@@ -35,7 +35,7 @@ from millpond.bench.products import (
     sac_acting,
     sac_update,
 )
-from millpond.bench.run import Bench, Iteration, KindBench, Measurement, Unit
+from millpond.bench.run import Bench, Iteration, KindBench, Measurement, PlannedWork, Unit
 from millpond.config import Loaded
 from millpond.formatting import plural
 from millpond.learners import SAC
@@ -226,7 +226,13 @@ def reward_units(trainer: RewardTrainer) -> dict[str, Unit]:
     return {"group step": Unit("act", trainer.counters.env_steps // trainer.agent.vector.num_envs), **units}
 
 
+def reward_work(plan: RewardPlan) -> PlannedWork:
+    """Return the work of a plan. How often its updates are done in a cycle of counting is not known."""
+    return PlannedWork({"update": (plan.steps_per_batch, 0)})
+
+
 BENCH = KindBench(
+    work=reward_work,
     level="cycle",
     phases={"act": "acting", "train": "batches", "other": "loop and records"},
     stages={"acting": "act", "batches": "update", "loop and records": "record"},

@@ -134,6 +134,14 @@ class Measure(Protocol):
 
 
 @dataclass(frozen=True)
+class PlannedWork:
+    """The work of an iteration (round) of a plan: by unit its items, agent steps or transitions, and how often it is done."""
+
+    units: dict[str, tuple[float, float]]
+    agent_steps: int = 0  # 0: not known
+
+
+@dataclass(frozen=True)
 class KindBench:
     """The bench of one kind of recipe, and its texts."""
 
@@ -148,6 +156,7 @@ class KindBench:
     describe: Callable[[dict[str, int], str, str], str]  # sizes, vector and precision in a sentence
     size: tuple[str, str]  # the main size and its unit, for the title of the picture
     units: Callable[[Any], dict[str, Unit]]  # of what a trainer has done, by name
+    work: Callable[[Any], PlannedWork]  # of a plan
     show_empty_phases: bool = False
 
 

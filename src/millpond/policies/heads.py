@@ -65,21 +65,21 @@ class ChoiceHead(nn.Module):
     def sample(
         self, numbers: Tensor, mask: Tensor | None, generator: torch.Generator | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
-        shape = len(numbers), len(self.sizes), 1
-        if numbers.device.type != "cpu":
-            wide = precise_dtype(numbers.device)
-            drawn = (
-                None
-                if deterministic
-                else torch.rand(*shape[:2], dtype=wide, device=numbers.device, generator=generator)
-            )
+        device = numbers.device
+        if device.type != "cpu":
+            drawn = None
+            if not deterministic:
+                shape = len(numbers), len(self.sizes)
+                drawn = torch.rand(shape, dtype=precise_dtype(device), device=device, generator=generator)
             action, log_prob = draw_choices(numbers, mask, drawn, list(self.sizes))
             return (action if self.several else action[:, 0]), log_prob
         log_probs = self._log_probs(numbers, mask)
         if deterministic:
             actions = [choice.argmax(-1, keepdim=True) for choice in log_probs]
         else:
-            draws = torch.rand(shape, dtype=torch.float64, device=numbers.device, generator=generator)
+            draws = torch.rand(
+                len(numbers), len(self.sizes), 1, dtype=torch.float64, device=device, generator=generator
+            )
             actions = [_draw(choice, draws[:, k]) for k, choice in enumerate(log_probs)]
         chosen = [choice.gather(-1, action).squeeze(-1) for choice, action in zip(log_probs, actions, strict=True)]
         action = torch.cat(actions, -1) if self.several else actions[0].squeeze(-1)

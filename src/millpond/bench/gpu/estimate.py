@@ -19,11 +19,13 @@ import torch
 
 from millpond.bench.emulated import EmulatedRun, count_run
 from millpond.bench.gpu.hardware import ReportEffort, measure_launches
+from millpond.bench.run import KindBench, PlannedWork
 from millpond.config import load
 from millpond.config.check import flatten
 from millpond.devices.emulated import register
 from millpond.formatting import sentence, table
-from millpond.planner import MixturePlan, PPOPlan, plan
+from millpond.kinds import KINDS
+from millpond.planner import Planned, plan
 
 SHARE = 0.5  # of a card's peak that products and kernels reach
 DRIVER = 3.0  # microseconds that the driver takes to launch, besides torch's own time
@@ -85,16 +87,13 @@ def estimate_recipe(recipe: str, overrides: Sequence[str] = ()) -> dict[str, Any
     launch = host_microseconds() + DRIVER
     settings = [*overrides, *overrides_of(recipe, overrides)]
     run = count_run(recipe, settings, trust=True)
-    own, small = plan(recipe, overrides).plan, plan(recipe, settings, preset="debug").plan
-    sizes = {
-        name: (counted, *wanted) for (name, counted), wanted in zip(items_of(small).items(), sized(own), strict=True)
-    }
+    own, small = planned_work(plan(recipe, overrides)), planned_work(plan(recipe, settings, preset="debug"))
+    sizes = {name: (small.units[name][0], *wanted) for name, wanted in own.units.items()}
     cards = [estimate(card, run, sizes, launch) for card in CARDS]
-    steps = (
-        own.agent_steps if isinstance(own, PPOPlan) else own.env_steps_per_round if isinstance(own, MixturePlan) else 0
-    )
     for found in cards:
-        found["agent_steps_per_second"] = steps / found["seconds"] if steps and found["seconds"] else None
+        found["agent_steps_per_second"] = (
+            own.agent_steps / found["seconds"] if own.agent_steps and found["seconds"] else None
+        )
     assumptions = {
         "host_microseconds_per_launch": launch,
         "of which the driver (assumed)": DRIVER,
@@ -119,32 +118,10 @@ def overrides_of(recipe: str, overrides: Sequence[str] = ()) -> list[str]:
     return [f"{key}={'null' if value is None else value}" for key, value in found.items()]
 
 
-def items_of(small: Any) -> dict[str, float]:
-    """Return the items, agent steps or transitions, of each unit of a plan."""
-    if isinstance(small, PPOPlan):
-        return {
-            "group step": small.envs_per_group * small.num_agents,
-            "update": small.agent_steps_per_gradient / small.accumulated_parts,
-        }
-    if isinstance(small, MixturePlan):
-        sizes: dict[str, float] = {"group step": small.envs_per_agent, "update": small.minibatch_transitions}
-        return sizes if small.mode == "single" else {**sizes, "BigAgent step": small.big_batch_size}
-    return {"update": small.steps_per_batch}
-
-
-def sized(own: Any) -> list[tuple[float, float]]:
-    """Return the items of each unit of a recipe's plan, and how many units an iteration (round) has."""
-    items = list(items_of(own).values())
-    if isinstance(own, PPOPlan):
-        times: list[float] = [own.env_steps / own.envs_per_group, own.gradient_updates * own.accumulated_parts]
-    elif isinstance(own, MixturePlan):
-        steps = own.env_steps_per_round / own.envs_per_agent
-        times = [steps, own.pqn_updates_per_round]
-        if own.mode != "single":
-            times.append(own.big_updates)
-    else:
-        times = [0.0]
-    return list(zip(items, times, strict=True))
+def planned_work(planned: Planned) -> PlannedWork:
+    """Return the work of an iteration (round) of a plan."""
+    bench: KindBench = KINDS[planned.loaded.recipe.kind].bench.load()
+    return bench.work(planned.plan)
 
 
 def host_microseconds() -> float:

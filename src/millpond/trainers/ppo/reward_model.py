@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from millpond.config import PPORecipe, RewardRecipe
+from millpond.config import PPORecipe
 from millpond.config.reward_model import ONLINE
 from millpond.envs.spec import EnvSpec
 from millpond.errors import MillpondError
@@ -29,8 +29,7 @@ from millpond.rewards.own_episodes import EpisodeStore, env_inputs, env_step_bat
 from millpond.rollout.following import Filled, FollowingObservations, write_by_agent
 from millpond.rollout.rows import Rows
 from millpond.store import Run, RunError
-from millpond.trainers.common.session import open_run
-from millpond.trainers.reward.setup import make_network
+from millpond.trainers.reward.setup import make_network, open_reward_run
 
 Array = npt.NDArray[Any]
 BLOCK = 65_536  # steps whose rewards are predicted at once
@@ -238,12 +237,10 @@ def _copy_network(name: str, spec: EnvSpec, run: Run, run_dir: str) -> None:
     """
     from safetensors.torch import save_file
 
-    loaded, other = open_run(name, run_dir)
-    recipe = loaded.recipe
-    if not isinstance(recipe, RewardRecipe):
-        raise RunError(
-            f"ppo.reward_model={name}: run {other.name!r} is of kind {recipe.kind}; set a run of kind reward"
-        )
+    try:
+        recipe, other = open_reward_run(name, run_dir)
+    except RunError as error:
+        raise RunError(f"ppo.reward_model={name}: {error}") from None
     checkpoint = other.checkpoint()
     inputs = env_inputs(spec)
     network = make_network(recipe, inputs, seed=0)

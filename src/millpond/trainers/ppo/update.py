@@ -196,7 +196,7 @@ class Updater:
         return coefficients.vf_coef * critic + gtd.aux_coef * aux, metrics
 
     def clip(self, max_norm: float | Tensor) -> Tensor:
-        if self.device.type == "cpu":
+        if self.parameters[0].device.type == "cpu":
             return nn.utils.clip_grad_norm_(self.parameters, float(max_norm))
         return clip_together([parameter.grad for parameter in self.parameters if parameter.grad is not None], max_norm)
 

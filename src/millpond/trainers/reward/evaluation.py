@@ -22,8 +22,7 @@ from millpond.rewards.network import TRANSITION_OBJECTIVES, RewardInputs, Reward
 from millpond.store import RunError
 from millpond.store.parts import require_fitting_weights
 from millpond.trainers.common.play import Evaluation
-from millpond.trainers.common.session import open_run
-from millpond.trainers.reward.setup import RecordedData, make_network
+from millpond.trainers.reward.setup import RecordedData, make_network, open_reward_run
 
 CHUNK, IMAGE_CHUNK = 4096, 64  # steps per forward pass, without images and with them
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -128,10 +127,7 @@ class RewardScores:
 
 def score_run(name: str, path: str, *, best: bool = False, run_dir: str = "runs") -> RewardScores:
     """Predict the rewards of all episodes of a file with the reward network of a run."""
-    loaded, run = open_run(name, run_dir)
-    recipe = loaded.recipe
-    if not isinstance(recipe, RewardRecipe):
-        raise RunError(f"run {run.name!r} is of kind {recipe.kind}; only runs of kind reward hold a reward network")
+    recipe, run = open_reward_run(name, run_dir)
     checkpoint = run.checkpoint(best=best)
     if "reward" not in checkpoint.weights:
         raise RunError(f"{checkpoint.path} has no weights of 'reward'; it has {sorted(checkpoint.weights)}")

@@ -19,8 +19,8 @@ from millpond.learners.sac import SACActor
 from millpond.planner.reward.numbers import Dataset, dataset_of, open_data, open_training_data
 from millpond.rewards.batches import recorded_inputs
 from millpond.rewards.network import RewardInputs, RewardNetwork, reset_parameters
-from millpond.store import Checkpoint
-from millpond.trainers.common.session import Player
+from millpond.store import Checkpoint, Run, RunError
+from millpond.trainers.common.session import Player, open_run
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 AGENT_HIDDEN_SIZE = 256
@@ -54,6 +54,15 @@ class RecordedData:
         if self.others is not None:
             text += f"; {plural(len(self.others), 'episode')} of another task from {self.others.path}"
         return sentence(f"{text}.", 0)
+
+
+def open_reward_run(name: str, run_dir: str) -> tuple[RewardRecipe, Run]:
+    """Open a run that has a reward network."""
+    loaded, run = open_run(name, run_dir)
+    recipe = loaded.recipe
+    if not isinstance(recipe, RewardRecipe):
+        raise RunError(f"run {run.name!r} is of kind {recipe.kind}; only runs of kind reward hold a reward network")
+    return recipe, run
 
 
 def open_recorded(recipe: RewardRecipe) -> RecordedData:
