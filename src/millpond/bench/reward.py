@@ -227,7 +227,7 @@ def reward_units(trainer: RewardTrainer) -> dict[str, Unit]:
 
 
 def reward_work(plan: RewardPlan) -> PlannedWork:
-    """Return the work of a plan. How often its updates are done in a cycle of counting is not known."""
+    """Return the work of a plan; the number of updates per cycle is left out."""
     return PlannedWork({"update": (plan.steps_per_batch, 0)})
 
 
